@@ -1,0 +1,1 @@
+"""From ``apply_async`` to a row, in the caller's own transaction."""

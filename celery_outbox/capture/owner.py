@@ -1,0 +1,125 @@
+"""Who runs this code: which thread or asyncio task, in which call, for which request.
+
+Transactions are visible to who began them. A thread of a pool works for many, one call after the
+other, so the thread alone says little: a *call* is one run of code in one context, and ends with it.
+A *request* is put into the context by the ASGI middleware and reaches, through copies of the
+context, every thread and task that works for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Mark", "Request", "current_request", "enter_request", "here"]
+
+
+class _Identity:
+    """Something that is compared by identity and held weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.owner = _Identity()
+
+
+class _Call(_Identity):
+    """Held by a context only: when the context is gone, so is the call."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+
+
+class Request:
+    """One web request, shared by everything that works for it."""
+
+    __slots__ = ()
+
+
+_thread = _ThreadState()
+_call: ContextVar[_Call | None] = ContextVar("celery_outbox_call", default=None)
+_request: ContextVar[Request | None] = ContextVar("celery_outbox_request", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A place in the program, to be compared with a later one; keeps nothing alive."""
+
+    owner: weakref.ref[Any]
+    call: weakref.ref[_Call] | None
+    request: Request | None
+    is_task: bool
+
+    def is_same_owner(self, other: Mark) -> bool:
+        """Whether the same thread or asyncio task stands at both."""
+        owner = self.owner()
+        return owner is not None and owner is other.owner()
+
+    def is_same_call(self, other: Mark) -> bool:
+        """Whether it is one run of code: always true of one task, and of a plain thread."""
+        if not self.is_same_owner(other):
+            return False
+        if self.is_task or self.call is None or other.call is None:
+            return True
+        call = self.call()
+        return call is not None and call is other.call()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run of code that stood here is over."""
+        if self.is_task or self.call is None:
+            return self.owner() is None
+        return self.call() is None
+
+
+def here() -> Mark:
+    """Mark the place that is running now."""
+    task = _current_task()
+    if task is not None:
+        return Mark(owner=weakref.ref(task), call=None, request=_request.get(), is_task=True)
+    owner = _thread.owner
+    call = _call.get()
+    if call is None or call.owner is not owner:
+        call = _Call(owner)
+        _call.set(call)
+    return Mark(owner=weakref.ref(owner), call=weakref.ref(call), request=_request.get(), is_task=False)
+
+
+def is_served_by_loop() -> bool:
+    """Whether this code runs in an event loop, or in a thread to which anyio hands calls from one.
+
+    Such code may have come here from another thread, without anything in its context to tell.
+    """
+    if _current_task() is not None:
+        return True
+    return type(threading.current_thread()).__module__.partition(".")[0] == "anyio"
+
+
+def current_request() -> Request | None:
+    """The request that this code works for, None without the middleware."""
+    return _request.get()
+
+
+def enter_request() -> Any:
+    """Begin a request in this context; returns the token that ``leave_request`` takes."""
+    return _request.set(Request())
+
+
+def leave_request(token: Any) -> None:
+    """End the request begun with ``token``."""
+    _request.reset(token)
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop is running in this thread
+        return None

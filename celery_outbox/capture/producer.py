@@ -1,0 +1,196 @@
+"""The stand-in producer: Celery publishes into it, and finished messages come out.
+
+Celery itself routes, builds and signs the message and fires its publish signals; what arrives here is
+what it would have handed to Kombu. The body is serialized and compressed at once, by Kombu's own
+code, so that an error shows at the call and nothing that changes later changes the message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery import Celery
+from celery.utils.time import maybe_make_aware
+from kombu import Exchange, Producer, Queue
+from kombu.common import Broadcast
+
+from ..errors import OptionError
+from ..message import Envelope, OutboxMessage
+from ..policy import RetryPolicy
+from ..storage.schema import MAX_TASK_ID
+from ..transports import Transport
+
+__all__ = ["OutboxProducer", "Request"]
+
+#: Arguments of ``Producer.publish`` that say how to publish and are no part of the message.
+_NOT_STORED = ("retry", "retry_policy", "timeout", "confirm_timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What of a dispatch the finished message no longer tells.
+
+    Attributes:
+        broker: the destination's name.
+        transport: its transport.
+        task_name: as people know it.
+        countdown: the relative delay asked for, an explicit zero included.
+        retry: the retry policy asked for.
+    """
+
+    broker: str
+    transport: Transport
+    task_name: str
+    countdown: float | None
+    retry: RetryPolicy | None
+
+
+class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
+    """Collects the messages of one dispatch: the task, and its ``task-sent`` event if there is one."""
+
+    def __init__(self, app: Celery, request: Request) -> None:
+        super().__init__(None, auto_declare=False)
+        self._app = app
+        self._request = request
+        self.messages: list[OutboxMessage] = []
+
+    @property
+    def connection(self) -> _NoConnection:
+        """There is none; Celery asks it to translate errors."""
+        return _NO_CONNECTION
+
+    def publish(
+        self,
+        body: Any,
+        routing_key: str | None = None,
+        *,
+        headers: dict[str, Any] | None = None,
+        exchange: Any = None,
+        declare: Any = None,
+        serializer: str | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        compression: str | None = None,
+        expiration: float | None = None,
+        **properties: Any,
+    ) -> None:
+        """Take what Kombu's ``Producer.publish`` would have sent."""
+        headers = dict(headers or {})
+        data, content_type, content_encoding = self._prepare(
+            body, serializer, content_type, content_encoding, compression, headers
+        )
+        for name in _NOT_STORED:
+            properties.pop(name, None)
+        if isinstance(properties.get("reply_to"), Queue):
+            properties["reply_to"] = properties["reply_to"].name
+        envelope = Envelope(
+            exchange="" if exchange is None else exchange,
+            routing_key=routing_key or "",
+            content_type=content_type,
+            content_encoding=content_encoding,
+            headers=headers,
+            properties=properties,
+            declare=_declared(declare),
+        )
+        self.messages.append(
+            self._message(body, headers, envelope, _to_bytes(data, content_encoding), expiration)
+        )
+
+    def _message(
+        self,
+        body: Any,
+        headers: dict[str, Any],
+        envelope: Envelope,
+        data: bytes,
+        expiration: float | None,
+    ) -> OutboxMessage:
+        request, queue = self._request, _destination(envelope)
+        # Protocol 1 keeps the id and the time in the body, and so do events.
+        about = headers if "id" in headers else body
+        is_event = "type" in about
+        countdown, eta = (None, None) if is_event else self._delay(about.get("eta"))
+        return OutboxMessage(
+            task_id=_checked_id(about.get("uuid") if is_event else about.get("id")),
+            task_name=str(about["type"]) if is_event else request.task_name,
+            broker=request.broker,
+            queue=queue,
+            envelope=envelope.to_text(),
+            body=data,
+            made_at=time.monotonic(),
+            countdown=countdown,
+            eta=eta,
+            expires_in=expiration,
+            lead=request.transport.lead_for(queue).total_seconds(),
+            retry=request.retry,
+        )
+
+    def _delay(self, header: Any) -> tuple[float | None, datetime | None]:
+        """The delay as (relative, absolute): what the header says, which a handler may have changed.
+
+        A relative delay stays one, for it does not depend on this machine's clock.
+        """
+        countdown = self._request.countdown
+        if header is None:
+            return (0.0, None) if countdown is not None else (None, None)
+        eta = datetime.fromisoformat(header) if isinstance(header, str) else header
+        eta = maybe_make_aware(eta, self._app.timezone)
+        if countdown:
+            asked = self._app.now() + timedelta(seconds=countdown)
+            if abs((asked - eta).total_seconds()) < 1:
+                return countdown, None
+        return None, eta
+
+
+class _NoConnection:
+    """Stands where Celery asks a producer for its connection."""
+
+    connection_errors = channel_errors = ()
+    recoverable_connection_errors = recoverable_channel_errors = ()
+
+    @contextmanager
+    def _reraise_as_library_errors(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+
+_NO_CONNECTION = _NoConnection()
+
+
+def _declared(declare: Any) -> list[Any]:
+    entities = list(declare or ())
+    if any(isinstance(entity, Broadcast) for entity in entities):
+        raise OptionError(
+            "expected a queue that a relay can declare, got a Broadcast queue, whose name belongs to "
+            "one consumer. Dispatch it with via_outbox=False."
+        )
+    return entities
+
+
+def _destination(envelope: Envelope) -> str:
+    for entity in envelope.declare:
+        if isinstance(entity, Queue):
+            return str(entity.name)
+    exchange = envelope.exchange
+    name = exchange.name if isinstance(exchange, Exchange) else exchange
+    return str(envelope.routing_key or name or "")
+
+
+def _to_bytes(body: Any, content_encoding: str | None) -> bytes:
+    if not isinstance(body, str):
+        return bytes(body)
+    encoding = content_encoding or "utf-8"
+    return body.encode("utf-8" if encoding == "binary" else encoding)
+
+
+def _checked_id(task_id: Any) -> str:
+    text = str(task_id)
+    if len(text) > MAX_TASK_ID or "\0" in text or not text:
+        raise OptionError(
+            f"task_id: expected 1 to {MAX_TASK_ID} characters without NUL, got {text[:40]!r} "
+            f"of {len(text)} characters."
+        )
+    return text

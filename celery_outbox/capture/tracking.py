@@ -1,0 +1,457 @@
+"""Which SQLAlchemy transactions are open, who began them, and which messages wait in them.
+
+Listens to every Session, Engine and Connection of the process. Messages of a Session (and of an
+AsyncConnection) wait here in memory and are written in the engine's ``commit`` event, the last
+moment before COMMIT. Each message and each savepoint gets the next number: rolling a savepoint back
+drops the messages with higher numbers, whichever of SQLAlchemy's layers it was made in. Invariants:
+nothing here keeps a Session or Connection alive, and when a transaction has ended, nothing of it is
+left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from ..message import OutboxMessage
+from ..signals import outbox_stored
+from ..storage.database import Database, is_own
+from .owner import Mark, here
+
+__all__ = ["ConnectionRecord", "Record", "SessionRecord", "bound_connection", "store", "tracker"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A message that waits for its transaction to commit, on ``engine``'s connection."""
+
+    number: int
+    database: Database
+    engine: Engine
+    message: OutboxMessage
+
+
+class Record(ABC):
+    """One open transaction: of a Session, or of a Connection that no Session works on."""
+
+    def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
+        self.mark = mark
+        self.key = id(subject)
+        self.waiting: list[Waiting] = []
+        own = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            if (record := own()) is not None:
+                gone(record)
+
+        self._subject = weakref.ref(subject, forget)
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether it has neither been committed nor rolled back."""
+
+    def drop_after(self, number: int) -> list[Waiting]:
+        """Take out what came after ``number``."""
+        dropped = [each for each in self.waiting if each.number > number]
+        self.waiting = [each for each in self.waiting if each.number < number]
+        return dropped
+
+    def take(self, connection: Connection) -> list[Waiting]:
+        """Take out what is to be written by ``connection``."""
+        taken: list[Waiting] = []
+        left: list[Waiting] = []
+        for each in self.waiting:
+            (taken if each.database.matches(connection.engine) else left).append(each)
+        self.waiting = left
+        return taken
+
+
+class ConnectionRecord(Record):
+    """The transaction of a Connection, from BEGIN on.
+
+    Attributes:
+        savepoints: names and numbers, innermost last.
+        sessions: the Sessions that work in this transaction.
+        is_written: its ``commit`` event has come: what is dispatched now is written at once.
+        is_prepared: PREPARE TRANSACTION has been sent: nothing more can be written.
+    """
+
+    def __init__(self, mark: Mark, connection: Connection, gone: Callable[[Record], None]) -> None:
+        super().__init__(mark, connection, gone)
+        self.savepoints: list[tuple[str, int]] = []
+        self.sessions: list[SessionRecord] = []
+        self.is_written = False
+        self.is_prepared = False
+
+    @property
+    def connection(self) -> Connection | None:
+        """The Connection, None when it is gone."""
+        connection: Connection | None = self._subject()
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its transaction has neither been committed nor rolled back."""
+        connection = self.connection
+        return connection is not None and not connection.closed and connection.in_transaction()
+
+
+class SessionRecord(Record):
+    """The transaction of a Session, from its (auto)begin on.
+
+    Attributes:
+        starts: the number at which each nested SessionTransaction began, by its ``id()``.
+        connections: the Connections that it works on so far.
+        lost: names of tasks whose messages went with a rollback that the Session did not ask for.
+        is_committing: ``before_commit`` of the root has come.
+        is_over: committed or rolled back, though the Session may not have let go of it yet.
+    """
+
+    def __init__(self, mark: Mark, session: Session, gone: Callable[[Record], None]) -> None:
+        super().__init__(mark, session, gone)
+        self.starts: dict[int, int] = {}
+        self.connections: list[ConnectionRecord] = []
+        self.lost: list[str] = []
+        self.is_committing = False
+        self.is_over = False
+
+    @property
+    def session(self) -> Session | None:
+        """The Session, None when it is gone."""
+        session: Session | None = self._subject()
+        return session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether SQL is still possible in it."""
+        session = self.session
+        if session is None or self.is_over:
+            return False
+        root = session.get_transaction()
+        if root is None:
+            return False
+        # Inside the engine's commit event the SessionTransaction is no longer active.
+        return root.is_active or any(each.is_open for each in self.connections)
+
+    def on(self, database: Database) -> ConnectionRecord | None:
+        """The Connection to ``database`` that this Session works on already."""
+        for record in self.connections:
+            connection = record.connection
+            if connection is not None and database.matches(connection.engine):
+                return record
+        return None
+
+
+# Transactions begun in this context or in the one that it was copied from: an asyncio task sees by
+# this that its parent has one open.
+_inherited: ContextVar[tuple[Record, ...]] = ContextVar("celery_outbox_inherited", default=())
+
+
+class Tracker:
+    """Every open transaction of this process."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._sessions: dict[int, SessionRecord] = {}
+        self._connections: dict[int, ConnectionRecord] = {}
+        self._by_owner: weakref.WeakKeyDictionary[Any, dict[int, Record]] = weakref.WeakKeyDictionary()
+
+    # What the rest of the capture asks
+
+    def record_of(self, subject: Session | Connection) -> Record | None:
+        """The open transaction of a Session or Connection, None when it is in none."""
+        if isinstance(subject, Session):
+            return self._session(subject)
+        return self._connection(subject)
+
+    def begun_by(self, mark: Mark) -> list[Record]:
+        """The open transactions that this thread or asyncio task began."""
+        owner = mark.owner()
+        records = self._by_owner.get(owner, {}) if owner is not None else {}
+        return [record for record in list(records.values()) if record.is_open]
+
+    def inherited(self) -> list[Record]:
+        """The open transactions begun in this context or in one that it was copied from."""
+        return [record for record in _inherited.get() if record.is_open]
+
+    def everywhere(self) -> list[Record]:
+        """Every open transaction of the process."""
+        records = [*list(self._sessions.values()), *list(self._connections.values())]
+        return [record for record in records if record.is_open]
+
+    def wait(
+        self,
+        record: Record,
+        database: Database,
+        engine: Engine,
+        messages: Sequence[OutboxMessage],
+    ) -> None:
+        """Keep messages until the transaction of ``record`` commits."""
+        record.waiting += [
+            Waiting(number=next(self._numbers), database=database, engine=engine, message=message)
+            for message in messages
+        ]
+        if isinstance(record, SessionRecord) and record.is_committing:
+            self._connect(record)
+
+    def forget_everything(self) -> None:
+        """After a fork: what was open belongs to the parent."""
+        self._sessions.clear()
+        self._connections.clear()
+        self._by_owner.clear()
+        _inherited.set(())
+
+    # What SQLAlchemy tells
+
+    def listen(self) -> None:
+        """Begin to listen; doing so twice changes nothing."""
+        for target, name, listener in self._listeners():
+            if not event.contains(target, name, listener):
+                event.listen(target, name, listener)
+
+    def _listeners(self) -> list[tuple[Any, str, Callable[..., None]]]:
+        return [
+            (Session, "after_transaction_create", self._session_began),
+            (Session, "after_begin", self._session_took),
+            (Session, "before_commit", self._session_commits),
+            (Session, "after_commit", self._session_committed),
+            (Session, "after_rollback", self._session_rolled_back),
+            (Session, "after_soft_rollback", self._savepoint_of_session_rolled_back),
+            (Session, "after_transaction_end", self._session_ended),
+            (Engine, "begin", self._began),
+            (Engine, "begin_twophase", self._began_twophase),
+            (Engine, "savepoint", self._savepoint_made),
+            (Engine, "rollback_savepoint", self._savepoint_rolled_back),
+            (Engine, "commit", self._commits),
+            (Engine, "prepare_twophase", self._prepares),
+            (Engine, "commit_twophase", self._commits_twophase),
+            (Engine, "rollback", self._rolled_back),
+            (Engine, "rollback_twophase", self._rolled_back_twophase),
+        ]
+
+    def _session_began(self, session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            record = SessionRecord(here(), session, self._gone)
+            self._sessions[id(session)] = record
+            self._began_here(record)
+        elif (found := self._session(session)) is not None:
+            found.starts[id(transaction)] = next(self._numbers)
+
+    def _session_took(
+        self, session: Session, transaction: SessionTransaction, connection: Connection
+    ) -> None:
+        record, taken = self._session(session), self._connection(connection)
+        if record is not None and taken is not None and taken not in record.connections:
+            record.connections.append(taken)
+            taken.sessions.append(record)
+
+    def _session_commits(self, session: Session) -> None:
+        record = self._session(session)
+        # The event also comes when a savepoint is released.
+        if record is None or session.get_nested_transaction() is not None:
+            return
+        record.is_committing = True
+        self._connect(record)
+
+    def _connect(self, record: SessionRecord) -> None:
+        """See to it that the Session has Connections whose commits will write its messages."""
+        session = record.session
+        if session is None or bound_connection(session) is not None:
+            return
+        for each in {id(each.database): each for each in record.waiting}.values():
+            if record.on(each.database) is None:
+                session.connection(bind_arguments={"bind": each.engine})
+
+    def _session_committed(self, session: Session) -> None:
+        record = self._session(session)
+        if record is None or session.get_nested_transaction() is not None:
+            return
+        record.is_over = True
+        # A Session on a Connection whose transaction goes on: so do the messages.
+        bound = bound_connection(session)
+        outer = None if bound is None else self._connection(bound)
+        if outer is not None and outer.is_open:
+            outer.waiting += record.waiting
+            record.waiting = []
+
+    def _session_rolled_back(self, session: Session) -> None:
+        record = self._session(session)
+        if record is not None and session.get_nested_transaction() is None:
+            record.is_over = True
+            record.waiting, record.lost = [], []
+
+    def _savepoint_of_session_rolled_back(
+        self, session: Session, transaction: SessionTransaction
+    ) -> None:
+        record = self._session(session)
+        start = None if record is None else record.starts.get(id(transaction))
+        if record is not None and start is not None:
+            record.drop_after(start)
+
+    def _session_ended(self, session: Session, transaction: SessionTransaction) -> None:
+        record = self._session(session)
+        if transaction.parent is None and record is not None:
+            self._gone(record)
+
+    def _began(self, connection: Connection) -> None:
+        if not is_own(connection):
+            if (ended := self._connection(connection)) is not None:
+                self._remove(ended)
+            record = ConnectionRecord(here(), connection, self._gone)
+            self._connections[id(connection)] = record
+            self._began_here(record)
+
+    def _began_twophase(self, connection: Connection, xid: object) -> None:
+        self._began(connection)
+
+    def _savepoint_made(self, connection: Connection, name: str) -> None:
+        record = self._connection(connection)
+        if record is not None:
+            record.savepoints.append((name, next(self._numbers)))
+
+    def _savepoint_rolled_back(self, connection: Connection, name: str, context: object) -> None:
+        record = self._connection(connection)
+        if record is None:
+            return
+        while record.savepoints:
+            found, number = record.savepoints.pop()
+            if found == name:
+                for each in (record, *record.sessions):
+                    each.drop_after(number)
+                return
+
+    def _commits(self, connection: Connection) -> None:
+        try:
+            self._write_waiting(connection)
+        except BaseException:
+            # SQLAlchemy has let go of the transaction by now, the driver has not: the next commit
+            # would commit the caller's work without its tasks.
+            connection.dialect.do_rollback(connection.connection)
+            raise
+
+    def _commits_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
+        if is_prepared:
+            return
+        try:
+            self._write_waiting(connection)
+        except BaseException:
+            connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
+            raise
+
+    def _prepares(self, connection: Connection, xid: object) -> None:
+        self._write_waiting(connection)
+        record = self._connection(connection)
+        if record is not None:
+            record.is_prepared = True
+
+    def _write_waiting(self, connection: Connection) -> None:
+        record = self._connection(connection)
+        if record is None:
+            return
+        record.is_written = True
+        waiting = record.take(connection)
+        for session in record.sessions:
+            waiting += session.take(connection)
+        if waiting:
+            write(connection, sorted(waiting, key=lambda each: each.number))
+
+    def _rolled_back(self, connection: Connection) -> None:
+        record = self._connection(connection)
+        if record is None:
+            return
+        for session in record.sessions:
+            session.lost += [each.message.task_name for each in session.take(connection)]
+        self._remove(record)
+
+    def _rolled_back_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
+        self._rolled_back(connection)
+
+    # Bookkeeping
+
+    def _session(self, session: Session) -> SessionRecord | None:
+        record = self._sessions.get(id(session))
+        return record if record is not None and record.session is session else None
+
+    def _connection(self, connection: Connection) -> ConnectionRecord | None:
+        record = self._connections.get(id(connection))
+        return record if record is not None and record.connection is connection else None
+
+    def _began_here(self, record: Record) -> None:
+        owner = record.mark.owner()
+        self._by_owner.setdefault(owner, {})[id(record)] = record
+        _inherited.set((*self.inherited(), record))
+
+    def _gone(self, record: Record) -> None:
+        """The transaction has ended, or its Session or Connection was garbage-collected."""
+        self._remove(record)
+        lost = [each.message.task_name for each in record.waiting]
+        lost += record.lost if isinstance(record, SessionRecord) else []
+        record.waiting = []
+        if lost:
+            logger.warning(
+                "Dropped %d outbox message(s) of a transaction that ended without a commit: %s",
+                len(lost),
+                ", ".join(sorted(set(lost))),
+            )
+
+    def _remove(self, record: Record) -> None:
+        if self._sessions.get(record.key) is record:
+            del self._sessions[record.key]
+        elif self._connections.get(record.key) is record:
+            del self._connections[record.key]
+        owner = record.mark.owner()
+        if owner is not None:
+            self._by_owner.get(owner, {}).pop(id(record), None)
+        if isinstance(record, SessionRecord):
+            for connection in record.connections:
+                if record in connection.sessions:
+                    connection.sessions.remove(record)
+
+
+def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
+    """Insert messages in the transaction that ``connection`` is in."""
+    by_database: dict[int, list[Waiting]] = {}
+    for each in waiting:
+        by_database.setdefault(id(each.database), []).append(each)
+    for group in by_database.values():
+        store(connection, group[0].database, [each.message for each in group])
+
+
+def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
+    """Insert messages of one database; raises SchemaError when its table is missing.
+
+    Every other error of the database is the caller's to see as it is: retrying after a deadlock
+    rests on its class.
+    """
+    try:
+        database.store.add(connection, messages)
+    except DBAPIError as error:
+        if database.dialect.is_missing_table(error):
+            raise database.explain(error) from error
+        raise
+    outbox_stored.send(sender=database.name, task_ids=[message.task_id for message in messages])
+
+
+def bound_connection(session: Session) -> Connection | None:
+    """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
+    return session.bind if isinstance(session.bind, Connection) else None
+
+
+#: SQLAlchemy's Session and Engine classes are one for the whole process, and so are their events.
+tracker = Tracker()
+os.register_at_fork(after_in_child=tracker.forget_everything)

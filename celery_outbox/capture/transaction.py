@@ -1,0 +1,412 @@
+"""Which transaction is the caller in, and how messages get into it.
+
+The rule: what ``outbox.using`` says; else the one open transaction, on a configured database, that
+this thread or asyncio task (or request) began. Where that is not certain, the dispatch is refused:
+nothing is ever stored beside the transaction that it was meant for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from ..errors import OptionError, TransactionError
+from ..message import OutboxMessage
+from ..storage.database import Database
+from ..transports import is_broker_engine
+from .owner import Mark, here, is_served_by_loop
+from .tracking import (
+    ConnectionRecord,
+    Record,
+    SessionRecord,
+    bound_connection,
+    store,
+    tracker,
+)
+
+__all__ = ["Place", "Transactions"]
+
+#: How long to wait for a call in another thread to end that is ending right now: its result is
+#: handed over a moment before its context is let go.
+_ENDING_SECONDS = 0.25
+
+_USING = "Write `with outbox.using(session): ...` around the dispatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where messages go: an open transaction of the caller's, or (no record) one of our own."""
+
+    database: Database
+    engine: Engine | None = None
+    record: Record | None = None
+
+    def add(self, messages: Sequence[OutboxMessage]) -> None:
+        """Store messages; in the caller's transaction they are written with it.
+
+        Commits only a transaction of our own.
+        """
+        if self.record is None or self.engine is None:
+            self.database.run(lambda connection: store(connection, self.database, messages))
+            return
+        connection = self._writes_now(self.record)
+        if connection is None:
+            tracker.wait(self.record, self.database, self.engine, messages)
+        else:
+            store(connection, self.database, messages)
+
+    def _writes_now(self, record: Record) -> Connection | None:
+        """The connection on which to insert at once; None when the messages are to wait."""
+        if isinstance(record, ConnectionRecord):
+            connection = record.connection
+            is_async = connection is not None and connection.dialect.is_async
+            return None if is_async and not record.is_written else connection
+        assert isinstance(record, SessionRecord)  # noqa: S101 - there are two kinds of records
+        taken, session = record.on(self.database), record.session
+        if taken is not None and taken.is_written:
+            return taken.connection
+        bound = None if session is None else bound_connection(session)
+        if session is None or bound is None or bound.dialect.is_async:
+            return None
+        # The Session may be about to make its savepoint on that connection: let it.
+        return session.connection(bind_arguments={"bind": bound})
+
+
+# What ``using`` was given, for this thread or asyncio task and what it starts.
+_using: ContextVar[Session | Connection | None] = ContextVar("celery_outbox_using", default=None)
+
+
+class Transactions:
+    """Finds the caller's transaction among the databases of one Outbox."""
+
+    def __init__(self, databases: Mapping[str, Database], *, require: bool) -> None:
+        self._databases = databases
+        self._require = require
+        tracker.listen()
+
+    @contextmanager
+    def using(self, subject: object) -> Iterator[None]:
+        """Choose the transaction of every dispatch inside.
+
+        ``subject`` is a Session, AsyncSession, scoped_session, Connection or AsyncConnection.
+        Raises TransactionError when it is none of them, or works on no configured database.
+        """
+        token = _using.set(_plain(subject))
+        try:
+            yield
+        finally:
+            _using.reset(token)
+
+    def find(self, name: str | None) -> Place:
+        """Find the place of a dispatch made here, on database ``name`` where one is named.
+
+        Raises TransactionError when it is missing, ambiguous or unusable, OptionError when no
+        database has that name.
+        """
+        if name is not None and name not in self._databases:
+            raise OptionError(
+                f"outbox_database: expected one of {_names(self._databases)}, got {name!r}."
+            )
+        chosen = _using.get()
+        if chosen is not None:
+            return self._usable(self._explicit(chosen, name))
+        places, strangers = self._visible()
+        place = self._choose(places, strangers, name)
+        if place is not None:
+            return self._usable(place)
+        self._refuse_foreign(here())
+        if self._require:
+            raise TransactionError(
+                "expected an open transaction on a configured database "
+                f"({_names(self._databases)}), because outbox_require_transaction is on, found none "
+                f"begun here. Begin one before the dispatch. {_USING} if it was begun elsewhere."
+            )
+        return self.alone(name)
+
+    def alone(self, name: str | None) -> Place:
+        """A place in a short transaction of our own."""
+        if name is not None and name not in self._databases:
+            raise OptionError(
+                f"outbox_database: expected one of {_names(self._databases)}, got {name!r}."
+            )
+        return Place(database=self._databases[name or next(iter(self._databases))])
+
+    def _explicit(self, subject: Session | Connection, name: str | None) -> Place:
+        record = _begun(subject)
+        places = list(self._places(record))
+        fitting = [each for each in places if name in {None, each.database.name}]
+        if len(fitting) == 1:
+            return fitting[0]
+        found = ", ".join(repr(each.database.name) for each in places) or "a database not configured"
+        wanted = repr(name) if name is not None else f"one of {_names(self._databases)}"
+        raise TransactionError(
+            f"outbox.using: expected a transaction on {wanted}, found one on {found}. "
+            "Give the session of that database, or name it with outbox_database=."
+        )
+
+    def _visible(self) -> tuple[list[Place], list[Record]]:
+        """The caller's open transactions: on configured databases, and on others."""
+        me = here()
+        records = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
+        if not any(not _is_internal(each) for each in records):
+            records = self._of_request(me)
+        places: list[Place] = []
+        strangers: list[Record] = []
+        for record in records:
+            if _is_internal(record) or _is_represented(record, records):
+                continue
+            found = list(self._places(record))
+            places += found
+            if not found:
+                strangers.append(record)
+        return places, strangers
+
+    def _of_request(self, me: Mark) -> list[Record]:
+        """What other threads of this request began and left open for it."""
+        if me.request is None:
+            return []
+
+        def belongs(record: Record) -> bool:
+            return record.mark.request is me.request and not record.mark.is_same_call(me)
+
+        _wait_for_ending(lambda: [each for each in tracker.everywhere() if belongs(each)])
+        return [
+            record
+            for record in tracker.everywhere()
+            if belongs(record)
+            and ((record.mark.is_task and not me.is_task) or _was_left_by_thread(record))
+        ]
+
+    def _choose(
+        self, places: Sequence[Place], strangers: Sequence[Record], name: str | None
+    ) -> Place | None:
+        fitting = [each for each in places if name in {None, each.database.name}]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise TransactionError(
+                "expected one open transaction, found several: "
+                f"{', '.join(_describe(each.record) for each in fitting)}. Name the database with "
+                f"outbox_database= if they differ in it. {_USING} otherwise."
+            )
+        if places:
+            raise TransactionError(
+                f"expected an open transaction on database {name!r}, found one only on "
+                f"{', '.join(repr(each.database.name) for each in places)}. Begin one on {name!r}, "
+                "or leave outbox_database= away."
+            )
+        if strangers:
+            raise TransactionError(
+                "expected an open transaction on a configured database "
+                f"({_names(self._databases)}), found one only on "
+                f"{', '.join(_describe(each) for each in strangers)}. Add that database to "
+                "outbox_databases, or end its transaction before the dispatch."
+            )
+        return None
+
+    def _refuse_foreign(self, me: Mark) -> None:
+        """Refuse where a transaction is open that may be meant, but is not certainly the caller's."""
+        foreign = [
+            record
+            for record in tracker.inherited() + self._left_behind(me)
+            if not _is_internal(record) and list(self._places(record))
+        ]
+        if foreign:
+            raise TransactionError(
+                "expected a transaction begun by this thread or asyncio task, found one that another "
+                f"began and that is still open: {_describe(foreign[0])}. {_USING} if it is meant. In "
+                "FastAPI or Starlette, app.add_middleware(OutboxMiddleware) makes the transactions of "
+                "a request's dependencies visible to its endpoint."
+            )
+
+    def _left_behind(self, me: Mark) -> list[Record]:
+        """Open transactions whose beginner has moved on, or that run beside the caller."""
+        if me.request is not None:
+            return [each for each in tracker.everywhere() if each.mark.request is me.request]
+        if not is_served_by_loop():
+            return [each for each in tracker.begun_by(me) if not each.mark.is_same_call(me)]
+
+        def could_be_meant() -> list[Record]:
+            return [each for each in tracker.everywhere() if not each.mark.is_task]
+
+        _wait_for_ending(could_be_meant, seconds=_ENDING_SECONDS / 50)
+        return [each for each in could_be_meant() if _was_left_by_thread(each)]
+
+    def _places(self, record: Record) -> Iterator[Place]:
+        """The configured databases on which ``record`` is a transaction."""
+        seen: set[str] = set()
+        for engine in self._engines(record):
+            for database in self._databases.values():
+                if database.name not in seen and database.matches(engine):
+                    seen.add(database.name)
+                    yield Place(database=database, engine=engine, record=record)
+
+    def _engines(self, record: Record) -> list[Engine]:
+        if isinstance(record, ConnectionRecord):
+            connection = record.connection
+            return [] if connection is None else [connection.engine]
+        assert isinstance(record, SessionRecord)  # noqa: S101 - there are two kinds of records
+        session = record.session
+        if session is None:
+            return []
+        engines = [each.connection.engine for each in record.connections if each.connection is not None]
+        if (default := self._default_engine(session)) is not None:
+            engines.append(default)
+        if not any(each.matches(it) for each in self._databases.values() for it in engines):
+            # Session(binds={...}) without a default; SQLAlchemy offers no public way to list them.
+            binds = getattr(session, "_Session__binds", {})
+            engines += [bind.engine for bind in binds.values()]
+        return engines
+
+    def _default_engine(self, session: Session) -> Engine | None:
+        """Where the Session would send an INSERT into the outbox table."""
+        table = next(iter(self._databases.values())).tables.messages
+        try:
+            engine: Engine = session.get_bind(clause=insert(table)).engine
+        except (SQLAlchemyError, RuntimeError):
+            # Unbound, or bound by something (an application context) that is not there.
+            return None
+        return engine
+
+    def _usable(self, place: Place) -> Place:
+        """Refuse a transaction in which nothing can be stored, or from which nothing can be undone."""
+        for connection in _connections(place):
+            if place.database.dialect.is_autocommit(connection):
+                raise TransactionError(
+                    f"expected a transaction that can be rolled back, found {place.database.name!r} "
+                    "in AUTOCOMMIT mode, where each statement is permanent at once. Use a connection "
+                    "without isolation_level='AUTOCOMMIT', or dispatch outside it."
+                )
+            if place.database.dialect.is_read_only(connection):
+                raise TransactionError(
+                    f"expected a transaction that can write, found {place.database.name!r} opened "
+                    "for reading only. Dispatch inside a transaction that can write."
+                )
+        record = place.record
+        taken = record.on(place.database) if isinstance(record, SessionRecord) else record
+        if isinstance(taken, ConnectionRecord) and taken.is_prepared:
+            raise TransactionError(
+                f"expected a transaction that can still write, found that {place.database.name!r} "
+                "has been prepared for its two-phase commit. Dispatch before prepare()."
+            )
+        return place
+
+
+def _connections(place: Place) -> list[Connection]:
+    record = place.record
+    if isinstance(record, ConnectionRecord):
+        return [] if record.connection is None else [record.connection]
+    if not isinstance(record, SessionRecord):
+        return []
+    taken = record.on(place.database)
+    if taken is not None and taken.connection is not None:
+        return [taken.connection]
+    return []
+
+
+def _plain(subject: object) -> Session | Connection:
+    """The synchronous Session or Connection behind what users hand over."""
+    if isinstance(subject, scoped_session | async_scoped_session):
+        subject = subject()
+    if isinstance(subject, AsyncSession):
+        return subject.sync_session
+    if isinstance(subject, AsyncConnection):
+        connection = subject.sync_connection
+        if connection is None:
+            raise TransactionError(
+                "outbox.using: expected an AsyncConnection that is connected, found one that is not. "
+                "Use it inside `async with engine.begin() as connection:`."
+            )
+        return connection
+    if isinstance(subject, Session | Connection):
+        return subject
+    # Flask-SQLAlchemy's and others' proxies.
+    current: Callable[[], Any] | None = getattr(subject, "_get_current_object", None)
+    if current is not None:
+        return _plain(current())
+    raise TransactionError(
+        "outbox.using: expected a Session, AsyncSession, scoped_session, Connection or "
+        f"AsyncConnection, got {type(subject).__name__}."
+    )
+
+
+def _begun(subject: Session | Connection) -> Record:
+    """The record of the transaction that ``subject`` is in, begun now if it is in none."""
+    record = tracker.record_of(subject)
+    if record is not None and record.is_open:
+        return record
+    if isinstance(subject, Connection) and subject.dialect.is_async:
+        raise TransactionError(
+            "outbox.using: expected an AsyncConnection in a transaction, found one that is in none. "
+            "Write `await connection.begin()` first."
+        )
+    subject.begin()
+    record = tracker.record_of(subject)
+    if record is None:
+        raise TransactionError(
+            "outbox.using: expected a Session or Connection of the application's, found one that "
+            "the outbox opened for itself."
+        )
+    return record
+
+
+def _is_internal(record: Record) -> bool:
+    """Whether it belongs to Kombu's database transport, which keeps Sessions open in any thread."""
+    if isinstance(record, ConnectionRecord):
+        connection = record.connection
+        return connection is not None and is_broker_engine(connection.engine)
+    bind = record.session.bind if isinstance(record, SessionRecord) and record.session else None
+    return bind is not None and is_broker_engine(bind.engine)
+
+
+def _is_represented(record: Record, others: Sequence[Record]) -> bool:
+    """Whether a Session among ``others`` works in this very Connection's transaction."""
+    if not isinstance(record, ConnectionRecord):
+        return False
+    if any(each.is_open for each in record.sessions):
+        return True
+    return any(
+        isinstance(each, SessionRecord)
+        and each.session is not None
+        and bound_connection(each.session) is record.connection
+        for each in others
+    )
+
+
+def _was_left_by_thread(record: Record) -> bool:
+    return not record.mark.is_task and record.mark.has_ended
+
+
+def _wait_for_ending(
+    candidates: Callable[[], Sequence[Record]], seconds: float = _ENDING_SECONDS
+) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(not each.mark.is_task and not each.mark.has_ended for each in candidates()):
+            return
+        time.sleep(0.0005)  # lets the other thread run
+
+
+def _names(databases: Mapping[str, Database]) -> str:
+    return ", ".join(repr(name) for name in databases)
+
+
+def _describe(record: Record | None) -> str:
+    if isinstance(record, ConnectionRecord):
+        connection = record.connection
+        return (
+            f"a Connection to {connection.engine.url!r}" if connection is not None else "a Connection"
+        )
+    session = record.session if isinstance(record, SessionRecord) else None
+    bind = None if session is None else session.bind
+    return f"a {type(session).__name__} on {bind.engine.url!r}" if bind is not None else "a Session"

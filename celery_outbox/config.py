@@ -1,0 +1,254 @@
+"""The settings of an Outbox, validated once and completely.
+
+This module alone knows the settings' names, defaults and forms. A keyword argument of ``Outbox``
+beats the ``outbox_*`` key of Celery's configuration, which beats the default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .errors import ConfigurationError
+from .policy import RetryPolicy
+
+__all__ = ["BrokerSpec", "Settings", "parse_duration", "read_settings"]
+
+#: What may stand for a database in ``outbox_databases``.
+DatabaseSource = Engine | AsyncEngine | URL
+
+MAX_TABLE_NAME = 50  # PostgreSQL names end at 63 bytes; 51 characters make two index names collide
+MAX_BROKER_NAME = 191  # the broker column; short enough for every database's index limit
+
+_TABLE_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*(\.[a-zA-Z_][a-zA-Z0-9_]*)?")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSpec:
+    """A named broker other than the app's own.
+
+    ``max_delay`` overrides how early, before its time, a delayed message may leave for it.
+    """
+
+    url: str
+    transport_options: Mapping[str, Any] = field(default_factory=dict)
+    default: bool = False
+    max_delay: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Validated settings; the field names are those of the keyword arguments of ``Outbox``."""
+
+    databases: Mapping[str, DatabaseSource]
+    table: str = "celery_outbox"
+    name: str
+    retry_after: timedelta = timedelta(seconds=300)
+    default: bool = False
+    require_transaction: bool = False
+    brokers: Mapping[str, BrokerSpec] = field(default_factory=dict)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    keep: bool = False
+    notify: bool = True
+
+
+def parse_duration(value: object, what: str) -> timedelta:
+    """Turn ``90``, ``1.5``, ``"90s"``, ``"15m"``, ``"12h"``, ``"7d"`` or a timedelta into a timedelta.
+
+    A bare number is seconds. Raises ConfigurationError, naming ``what``, for anything else and for
+    negative durations.
+    """
+    expected = "a number of seconds or text such as 90, 90s, 15m, 12h or 7d"
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            _refuse(what, expected, value)
+        seconds = float(match[1]) * _UNITS[match[2]]
+    try:
+        duration = timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        _refuse(what, expected, value)
+    if duration < timedelta(0):
+        _refuse(what, f"{expected}, not negative", value)
+    return duration
+
+
+def _refuse(what: str, expected: str, found: object, todo: str = "") -> NoReturn:
+    raise ConfigurationError(f"{what}: expected {expected}, got {found!r}. {todo}".rstrip())
+
+
+def _flag(what: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        _refuse(what, "True or False", value)
+    return value
+
+
+def _databases(what: str, value: object) -> Mapping[str, DatabaseSource]:
+    if not isinstance(value, Mapping) or not value:
+        _refuse(
+            what,
+            "a mapping of at least one name to an engine, an AsyncEngine or a URL",
+            value,
+            'Write for example databases={"default": engine}.',
+        )
+    return {_name(f"{what}, a key", name): _database(what, name, it) for name, it in value.items()}
+
+
+def _database(what: str, name: str, source: object) -> DatabaseSource:
+    if isinstance(source, Engine | AsyncEngine | URL):
+        return source
+    if isinstance(source, str):
+        try:
+            return make_url(source)
+        except ArgumentError as error:
+            # The text may be a URL with a password in it: it is not repeated.
+            raise ConfigurationError(
+                f"{what}[{name!r}]: expected an SQLAlchemy database URL such as "
+                "postgresql+psycopg://user@host/name, got text that is none."
+            ) from error
+    _refuse(f"{what}[{name!r}]", "an engine, an AsyncEngine or a URL", source)
+
+
+def _table(what: str, value: object) -> str:
+    if not isinstance(value, str) or not _TABLE_NAME.fullmatch(value):
+        _refuse(what, "a name of letters, digits and _ (optionally schema.name)", value)
+    if len(value.rpartition(".")[2]) > MAX_TABLE_NAME:
+        _refuse(what, f"at most {MAX_TABLE_NAME} characters", value)
+    return value
+
+
+def _name(what: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        _refuse(what, "a name, not empty", value)
+    if len(value) > MAX_BROKER_NAME:
+        _refuse(what, f"at most {MAX_BROKER_NAME} characters", value)
+    return value
+
+
+def _outbox_name(what: str, value: object) -> str:
+    if value is None or value == "__main__":
+        raise ConfigurationError(
+            f"{what}: expected a name for this app's broker that every process of the app agrees on, "
+            f"found that the Celery app's main is {value!r}. "
+            'Write Celery("shop") or Outbox(app, name="shop").'
+        )
+    return _name(what, value)
+
+
+def _lease(what: str, value: object) -> timedelta:
+    duration = parse_duration(value, what)
+    if duration < timedelta(seconds=1):
+        _refuse(what, "a lease of at least one second", value)
+    return duration
+
+
+def _brokers(what: str, value: object) -> Mapping[str, BrokerSpec]:
+    if not isinstance(value, Mapping):
+        _refuse(what, "a mapping of broker names to URLs", value)
+    return {
+        _name(f"{what}, a key", name): _broker(f"{what}[{name!r}]", it) for name, it in value.items()
+    }
+
+
+def _broker(what: str, value: object) -> BrokerSpec:
+    given = {"url": value} if isinstance(value, str) else value
+    allowed = {"url", "transport_options", "default", "max_delay"}
+    if not isinstance(given, Mapping) or not isinstance(given.get("url"), str):
+        # The value may hold a URL with a password in it: it is not repeated.
+        raise ConfigurationError(
+            f"{what}: expected a broker URL, or a mapping with a 'url', got {type(value).__name__}."
+        )
+    if unknown := sorted(set(given) - allowed):
+        _refuse(what, f"no keys but {sorted(allowed)}", unknown)
+    options = given.get("transport_options", {})
+    if not isinstance(options, Mapping):
+        _refuse(f"{what}['transport_options']", "a mapping", options)
+    early = given.get("max_delay")
+    return BrokerSpec(
+        url=given["url"],
+        transport_options=dict(options),
+        default=_flag(f"{what}['default']", given.get("default", False)),
+        max_delay=None if early is None else parse_duration(early, f"{what}['max_delay']"),
+    )
+
+
+def read_retry(what: str, value: object) -> RetryPolicy:
+    """Validate a retry policy: a RetryPolicy or a mapping with some of its three fields."""
+    if isinstance(value, RetryPolicy):
+        return value
+    allowed = {"max_attempts", "base_delay", "max_delay"}
+    if not isinstance(value, Mapping) or set(value) - allowed:
+        _refuse(what, f"a mapping with some of {sorted(allowed)}", value)
+    attempts = value.get("max_attempts")
+    if attempts is not None and (
+        not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1
+    ):
+        _refuse(f"{what}['max_attempts']", "None or a whole number of at least 1", attempts)
+    base = parse_duration(value.get("base_delay", 1), f"{what}['base_delay']")
+    longest = parse_duration(value.get("max_delay", 600), f"{what}['max_delay']")
+    if base <= timedelta(0) or longest < base:
+        _refuse(what, "0 < base_delay <= max_delay", dict(value))
+    return RetryPolicy(max_attempts=attempts, base_delay=base, max_delay=longest)
+
+
+_READERS: Mapping[str, Callable[[str, object], Any]] = {
+    "databases": _databases,
+    "table": _table,
+    "name": _outbox_name,
+    "retry_after": _lease,
+    "default": _flag,
+    "require_transaction": _flag,
+    "brokers": _brokers,
+    "retry": read_retry,
+    "keep": _flag,
+    "notify": _flag,
+}
+
+
+def check_names(given: Mapping[str, object]) -> None:
+    """Raise ConfigurationError when ``given`` holds a keyword that is no setting."""
+    if unknown := sorted(set(given) - set(_READERS)):
+        _refuse("Outbox", f"no settings but {sorted(_READERS)}", unknown)
+
+
+def read_settings(
+    given: Mapping[str, object], conf: Callable[[str], object], main: str | None
+) -> Settings:
+    """Merge the keyword arguments, Celery's configuration and the defaults into valid Settings.
+
+    Args:
+        given: the keyword arguments of ``Outbox``; absent or None means "not given here".
+        conf: looks one ``outbox_*`` key up in Celery's configuration, None when it is not set.
+        main: the Celery app's ``main``, the default for ``name``.
+    """
+    check_names(given)
+    values: dict[str, Any] = {}
+    for setting in fields(Settings):
+        what, found = setting.name, given.get(setting.name)
+        if found is None:
+            what = f"outbox_{setting.name}"
+            found = conf(what)
+        if found is None and setting.name == "name":
+            found = main
+        if found is not None or setting.name in {"databases", "name"}:
+            values[setting.name] = _READERS[setting.name](what, found)
+    settings = Settings(**values)
+    if settings.name in settings.brokers:
+        raise ConfigurationError(
+            f"outbox_brokers: expected names other than this app's own, found {settings.name!r}. "
+            "Rename that broker, or set outbox_name."
+        )
+    return settings

@@ -1,0 +1,190 @@
+"""The frozen values that travel from a dispatch to a row and from a row to a broker.
+
+This module alone knows how the envelope of a message (everything but the body) is written as text.
+What the envelope holds is Kombu's vocabulary: the arguments of ``Producer.publish``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kombu import Exchange, Queue
+from kombu.entity import binding
+from kombu.utils import json as kombu_json
+
+from .policy import RetryPolicy
+
+__all__ = ["ClaimedMessage", "Envelope", "OutboxMessage"]
+
+ENVELOPE_VERSION = 1
+
+#: The markers of Kombu's own JSON types. Others belong to the application, whose decoders the
+#: relay does not have: their tagged form is kept as it is and written again unchanged.
+_KOMBU_MARKERS = frozenset({"bytes", "base64", "datetime", "date", "time", "decimal", "uuid"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """Everything of a finished message but its body, as ``kombu.Producer.publish`` takes it."""
+
+    exchange: str | Exchange
+    routing_key: str
+    content_type: str
+    content_encoding: str
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    declare: Sequence[Queue | Exchange] = ()
+
+    def to_text(self) -> str:
+        """Write the envelope as ASCII JSON, Kombu's tagged types for what JSON lacks.
+
+        Raises TypeError for a header or property that Kombu could not write either.
+        """
+        return kombu_json.dumps(  # type: ignore[no-any-return]  # Kombu has no types
+            {
+                "v": ENVELOPE_VERSION,
+                "exchange": _entity_to_dict(self.exchange),
+                "routing_key": self.routing_key,
+                "content_type": self.content_type,
+                "content_encoding": self.content_encoding,
+                "headers": self.headers,
+                "properties": self.properties,
+                "declare": [_entity_to_dict(entity) for entity in self.declare],
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Envelope:
+        """Read what ``to_text`` wrote. Raises ValueError when the text is anything else."""
+        try:
+            data = json.loads(text, object_hook=_decode_tagged)
+            if data.get("v") != ENVELOPE_VERSION:
+                raise ValueError(
+                    f"expected envelope version {ENVELOPE_VERSION}, found {data.get('v')!r}"
+                )
+            return cls(
+                exchange=_entity_from_dict(data["exchange"]),
+                routing_key=data["routing_key"],
+                content_type=data["content_type"],
+                content_encoding=data["content_encoding"],
+                headers=data["headers"],
+                properties=data["properties"],
+                declare=[_entity_from_dict(entity) for entity in data["declare"]],
+            )
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the stored envelope cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxMessage:
+    """A finished broker message that is about to be stored.
+
+    Attributes:
+        broker: name of the broker that it is for: the app's own, or one of ``outbox_brokers``.
+        queue: the destination as people know it; what counts stands in ``envelope``.
+        envelope: ``Envelope.to_text()``.
+        body: serialized and compressed bytes, never touched again.
+        made_at: ``time.monotonic()`` at the dispatch, from which the two next count.
+        countdown: seconds from ``made_at`` until it shall run; None when no relative delay was asked.
+        expires_in: seconds from ``made_at`` until the broker may drop it; None when never.
+        eta: the absolute time at which it shall run, aware; None when none was asked.
+        lead: seconds before its time at which the message may leave for its broker.
+        retry: the retry policy asked for this message; None for the app's.
+    """
+
+    task_id: str
+    task_name: str
+    broker: str
+    queue: str
+    envelope: str
+    body: bytes
+    made_at: float
+    countdown: float | None = None
+    eta: datetime | None = None
+    expires_in: float | None = None
+    lead: float = 0.0
+    retry: RetryPolicy | None = None
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a delay was asked for; an explicit zero counts."""
+        return self.countdown is not None or self.eta is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedMessage:
+    """A stored row that one relay has reserved; what a publisher is handed.
+
+    Attributes:
+        id: the row, not the task: what a publisher's answer names.
+        attempts: deliveries tried so far, this one included.
+        due_in: seconds from the claim until it shall run, negative when late; None when no delay
+            was asked.
+        expires_in: seconds from the claim until its deadline, negative when it has passed; None
+            when it has none.
+    """
+
+    id: int
+    broker: str
+    task_id: str
+    task_name: str
+    queue: str
+    envelope: str
+    body: bytes
+    attempts: int
+    due_in: float | None = None
+    expires_in: float | None = None
+    retry: RetryPolicy | None = None
+
+
+def _decode_tagged(value: dict[str, Any]) -> Any:
+    if value.keys() == {"__type__", "__value__"} and value["__type__"] in _KOMBU_MARKERS:
+        return kombu_json.object_hook(value)
+    return value
+
+
+def _entity_to_dict(entity: Any) -> Any:
+    """Write an exchange, queue or binding whole; names stay as they are."""
+    if isinstance(entity, Queue):
+        return {
+            "queue": {
+                **_attributes(entity, Queue),
+                "exchange": _entity_to_dict(entity.exchange),
+                "bindings": [_entity_to_dict(each) for each in entity.bindings or ()],
+            }
+        }
+    if isinstance(entity, Exchange):
+        return {"exchange": _attributes(entity, Exchange)}
+    if isinstance(entity, binding):
+        return {
+            "binding": {
+                **_attributes(entity, binding),
+                "exchange": _entity_to_dict(entity.exchange),
+            }
+        }
+    return entity
+
+
+def _entity_from_dict(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, attributes),) = value.items()
+    known = {"queue": Queue, "exchange": Exchange, "binding": binding}[kind]
+    if "exchange" in attributes:
+        attributes["exchange"] = _entity_from_dict(attributes["exchange"])
+    if "bindings" in attributes:
+        attributes["bindings"] = [_entity_from_dict(each) for each in attributes["bindings"]]
+    return known(**attributes)
+
+
+def _attributes(entity: Any, kind: type[Any]) -> dict[str, Any]:
+    # Of a subclass only what its Kombu parent can be rebuilt from; None is every default.
+    return {
+        name: value
+        for name, _ in kind.attrs
+        if (value := getattr(entity, name)) is not None and value != []
+    }

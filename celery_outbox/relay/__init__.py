@@ -1,0 +1,1 @@
+"""From a row to the broker: claim, publish, settle."""

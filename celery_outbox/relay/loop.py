@@ -1,0 +1,228 @@
+"""The relay: claim, publish, settle, for each broker of each database in turn.
+
+No database connection is held while a broker is contacted. A claim is made only when its broker is
+connected. What a pass could not do is left in the table, and said once in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from kombu import Connection
+
+from ..errors import OutboxError, PublisherContractError
+from ..message import ClaimedMessage
+from ..policy import RetryPolicy
+from ..signals import outbox_failed, outbox_published
+from ..storage.database import Database
+from ..storage.store import Claim, Failure
+from .backoff import next_delay
+from .publishers import Outcome, Publisher, publisher_for
+
+__all__ = ["Relay", "RelayOptions"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOptions:
+    """How a relay works.
+
+    Attributes:
+        batch: messages of one claim at most.
+        sleep: the wait after a pass that found nothing, or after a failure.
+        lease: how long a claim holds.
+        retry: the policy for messages that have none of their own.
+        keep: keep delivered rows instead of deleting them.
+        once: one pass of at most ``batch`` messages for each database, without waiting.
+        stop_when_empty: end when no database has a ready message.
+    """
+
+    batch: int = 100
+    sleep: timedelta = timedelta(seconds=1)
+    lease: timedelta
+    retry: RetryPolicy
+    keep: bool = False
+    once: bool = False
+    stop_when_empty: bool = False
+
+
+class Relay:
+    """Publishes the committed messages of some databases to some brokers.
+
+    Args:
+        databases: those to read, in turn.
+        brokers: a maker of connections for each broker's name; messages for others are left alone.
+    """
+
+    def __init__(
+        self,
+        databases: Sequence[Database],
+        brokers: Mapping[str, Callable[[], Connection]],
+        options: RelayOptions,
+    ) -> None:
+        self._databases = databases
+        self._brokers = brokers
+        self._options = options
+        self._stop = threading.Event()
+        self._publishers: dict[str, Publisher] = {}
+        self._troubles: dict[str, str] = {}
+
+    def stop(self) -> None:
+        """Ask the relay to finish the batch that it is in and end; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Work until stopped, or as ``once`` and ``stop_when_empty`` say."""
+        try:
+            while not self._stop.is_set():
+                moved = self._pass()
+                if self._options.once or (self._options.stop_when_empty and not moved):
+                    return
+                if not moved:
+                    self._stop.wait(self._options.sleep.total_seconds())
+        finally:
+            for publisher in self._publishers.values():
+                publisher.close()
+
+    def _pass(self) -> bool:
+        """Give each broker of each database one turn; whether anything was delivered."""
+        moved = False
+        for database in self._databases:
+            left = self._options.batch
+            for broker in self._brokers:
+                if self._stop.is_set() or left <= 0:
+                    break
+                try:
+                    claimed, accepted = self._turn(database, broker, left)
+                except OutboxError as error:
+                    self._trouble(f"database {database.name!r}", str(error))
+                    break
+                self._well(f"database {database.name!r}")
+                moved = moved or accepted > 0
+                left -= claimed if self._options.once else 0
+        return moved
+
+    def _turn(self, database: Database, broker: str, limit: int) -> tuple[int, int]:
+        """Deliver one batch; how many were claimed, and how many accepted."""
+        publisher = self._connected(database, broker)
+        if publisher is None:
+            return 0, 0
+        claim = database.run(
+            lambda connection: database.store.claim(
+                connection, broker=broker, limit=limit, lease=self._options.lease
+            )
+        )
+        if not claim.messages:
+            return 0, 0
+        outcome = self._publish(publisher, claim)
+        if outcome.is_connection_lost:
+            self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
+        self._settle(database, broker, claim, outcome)
+        return len(claim.messages), len(outcome.accepted)
+
+    def _connected(self, database: Database, broker: str) -> Publisher | None:
+        """The connected publisher of ``broker``; None when there is nothing to send, or no way to."""
+        publisher = self._publishers.get(broker)
+        if publisher is None:
+            publisher = self._publishers[broker] = publisher_for(self._brokers[broker]())
+        if publisher.is_connected:
+            return publisher
+        if database.run(lambda connection: database.store.is_empty(connection, [broker])):
+            return None
+        try:
+            publisher.connect()
+        except Exception as error:  # noqa: BLE001 - transports raise what they like
+            publisher.close()
+            self._trouble(f"broker {broker!r}", f"{type(error).__name__}: {error}")
+            return None
+        self._well(f"broker {broker!r}")
+        return publisher
+
+    def _publish(self, publisher: Publisher, claim: Claim) -> Outcome:
+        try:
+            outcome = publisher.publish(claim.messages, deadline=claim.expires, read_at=claim.read_at)
+            outcome.check(claim.messages)
+        except PublisherContractError as error:
+            logger.exception("A publisher broke its contract")
+            return Outcome(errors={message.id: str(error) for message in claim.messages})
+        except Exception as error:
+            # The batch's boundary: whatever a transport raises, the relay goes on.
+            logger.exception("Publishing a batch failed")
+            publisher.close()
+            text = f"{type(error).__name__}: {error}"
+            return Outcome(errors={message.id: text for message in claim.messages})
+        return outcome
+
+    def _settle(self, database: Database, broker: str, claim: Claim, outcome: Outcome) -> None:
+        messages = {message.id: message for message in claim.messages}
+        failures = {
+            id_: Failure(error=text, delay=self._delay(messages[id_]))
+            for id_, text in outcome.errors.items()
+        }
+        settled = database.run(
+            lambda connection: sum(
+                (
+                    database.store.accept(
+                        connection, claim.token, sorted(outcome.accepted), keep=self._options.keep
+                    )
+                    if outcome.accepted
+                    else 0,
+                    database.store.defer(connection, claim.token, sorted(outcome.deferred))
+                    if outcome.deferred
+                    else 0,
+                    database.store.release(connection, claim.token, sorted(outcome.unsent))
+                    if outcome.unsent
+                    else 0,
+                    database.store.fail(connection, claim.token, failures) if failures else 0,
+                )
+            )
+        )
+        if settled < len(messages):
+            logger.warning(
+                "The lease of a batch ended before it was settled: %d of %d messages belong to another "
+                "relay now",
+                len(messages) - settled,
+                len(messages),
+                extra={"database": database.name, "broker": broker},
+            )
+        self._tell(database, broker, [messages[each] for each in outcome.accepted], outcome)
+
+    def _delay(self, message: ClaimedMessage) -> timedelta | None:
+        return next_delay(message.retry or self._options.retry, message.attempts)
+
+    def _tell(
+        self,
+        database: Database,
+        broker: str,
+        accepted: Sequence[ClaimedMessage],
+        outcome: Outcome,
+    ) -> None:
+        if outcome.errors:
+            logger.error(
+                "Delivery of %d message(s) failed: %s",
+                len(outcome.errors),
+                next(iter(outcome.errors.values())),
+                extra={
+                    "database": database.name,
+                    "broker": broker,
+                    "row_ids": sorted(outcome.errors),
+                },
+            )
+            outbox_failed.send(sender=broker, database=database.name, errors=dict(outcome.errors))
+        if accepted:
+            outbox_published.send(sender=broker, database=database.name, messages=accepted)
+
+    def _trouble(self, where: str, what: str) -> None:
+        """Log the beginning of an outage, once."""
+        if where not in self._troubles:
+            logger.error("The %s cannot be used, trying again: %s", where, what)
+        self._troubles[where] = what
+
+    def _well(self, where: str) -> None:
+        if self._troubles.pop(where, None) is not None:
+            logger.info("The %s can be used again", where)

@@ -1,0 +1,131 @@
+"""The default publisher: any Kombu transport, one message after the other.
+
+It declares what Celery would have declared, and sends the stored bytes untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kombu import Connection, Producer
+
+from ...message import ClaimedMessage, Envelope
+from .protocol import Outcome
+
+__all__ = ["KombuPublisher"]
+
+logger = logging.getLogger(__name__)
+
+
+class KombuPublisher:
+    """Publishes through ``kombu.Producer``."""
+
+    #: Arguments that this transport wants with each publish.
+    publish_options: dict[str, Any] = {}  # noqa: RUF012 - overridden by subclasses, never changed
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._producer: Producer | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection was made and has not failed since."""
+        return self._producer is not None
+
+    def connect(self) -> None:
+        """Connect, trying each alternate of the URL once."""
+        self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        self._producer = Producer(self._connection.default_channel, auto_declare=False)
+
+    def publish(
+        self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
+    ) -> Outcome:
+        """Publish one by one; the first failure of the connection ends the batch."""
+        accepted: set[int] = set()
+        errors: dict[int, str] = {}
+        for index, message in enumerate(messages):
+            if time.monotonic() >= deadline:
+                return self._stopped(accepted, errors, messages[index:], is_lost=False)
+            if not self.is_connected:
+                return self._stopped(accepted, errors, messages[index:], is_lost=True)
+            try:
+                self._send(message, read_at)
+            except Exception as error:  # noqa: BLE001 - one message's failure never holds the others
+                errors[message.id] = _text(error)
+                self._recover(error)
+            else:
+                accepted.add(message.id)
+        return Outcome(accepted=accepted, errors=errors, is_connection_lost=not self.is_connected)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._producer = None
+        try:
+            self._connection.release()
+        except Exception:
+            logger.debug("Closing a broker connection failed", exc_info=True)
+
+    def _send(self, message: ClaimedMessage, read_at: float) -> None:
+        envelope = Envelope.from_text(message.envelope)
+        assert self._producer is not None  # noqa: S101 - publish() has looked
+        self._producer.publish(
+            message.body,
+            exchange=envelope.exchange,
+            routing_key=envelope.routing_key,
+            content_type=envelope.content_type,
+            content_encoding=envelope.content_encoding,
+            headers=dict(envelope.headers),
+            declare=list(envelope.declare),
+            expiration=_expiration(message, read_at),
+            # The outbox is the retry; Kombu's would also write into the transport's options.
+            retry=False,
+            **{**envelope.properties, **self.publish_options},
+        )
+
+    def _recover(self, error: Exception) -> None:
+        """After a failure: a new channel, since the old one may be closed, or no connection."""
+        if isinstance(error, ValueError | TypeError):
+            return  # the message could not be written; nothing reached the transport
+        producer, self._producer = self._producer, None
+        if isinstance(error, self._connection.connection_errors):
+            self.close()
+            return
+        try:
+            if producer is not None:
+                producer.channel.close()
+            self._producer = Producer(self._connection.channel(), auto_declare=False)
+        except Exception:  # noqa: BLE001 - whatever it was, the next connect() will tell
+            self.close()
+
+    def _stopped(
+        self,
+        accepted: set[int],
+        errors: dict[int, str],
+        rest: Sequence[ClaimedMessage],
+        *,
+        is_lost: bool,
+    ) -> Outcome:
+        return Outcome(
+            accepted=accepted,
+            errors=errors,
+            unsent={message.id for message in rest},
+            is_connection_lost=is_lost,
+        )
+
+
+def _expiration(message: ClaimedMessage, read_at: float) -> float | None:
+    """Seconds left until the deadline; None without one, or when it has passed.
+
+    An expired message is published all the same: the worker revokes it, as it always does.
+    """
+    if message.expires_in is None:
+        return None
+    left = message.expires_in - (time.monotonic() - read_at)
+    return left if left > 0 else None
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,27 @@
+"""The signals that celery_outbox sends (Celery's own ``Signal`` class).
+
+A receiver that raises is logged by Celery and changes nothing.
+"""
+
+from __future__ import annotations
+
+from celery.utils.dispatch import Signal
+
+__all__ = ["outbox_busy", "outbox_failed", "outbox_published", "outbox_stored"]
+
+#: Messages were written to a database, inside a transaction that has not committed yet:
+#: a rollback may still follow. Sender: the database's name; ``task_ids``: list of str.
+outbox_stored = Signal(name="outbox_stored", providing_args={"task_ids"})
+
+#: A broker accepted messages and their rows were settled. Sender: the broker's name;
+#: ``database``: str, ``messages``: list of ClaimedMessage. Not sent when the relay dies between the
+#: broker's answer and the settling, though the messages did leave.
+outbox_published = Signal(name="outbox_published", providing_args={"database", "messages"})
+
+#: Deliveries failed; the rows stay. Sender: the broker's name; ``database``: str,
+#: ``errors``: dict of row id to error text. Not sent when the relay itself dies.
+outbox_failed = Signal(name="outbox_failed", providing_args={"database", "errors"})
+
+#: A threshold given to ``celery-outbox monitor`` was reached. Sender: the database's name;
+#: ``pending``: int, ``age``: float seconds of the oldest due message.
+outbox_busy = Signal(name="outbox_busy", providing_args={"pending", "age"})

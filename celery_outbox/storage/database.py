@@ -1,0 +1,213 @@
+"""A named database: which engines mean it, and the outbox's own short transactions on it.
+
+The outbox's own work runs on a synchronous engine: the caller's, one opened from a URL, or one
+derived from an AsyncEngine. Connections of the outbox's own carry an execution option by which the
+capture knows that they are not the caller's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import create_engine
+from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from ..config import DatabaseSource
+from ..errors import ConfigurationError, DatabaseError, SchemaError
+from . import dialects
+from .dialects.default import default_isolation_level
+from .schema import Tables
+from .store import OutboxStore
+
+__all__ = ["Database", "is_own"]
+
+T = TypeVar("T")
+
+_OWN = "celery_outbox_own"
+_TRIES = 4
+_DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
+
+# Engines that the outbox opened; no connection of theirs may cross a fork.
+_opened: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def is_own(connection: Connection) -> bool:
+    """Whether ``connection`` does the outbox's own work rather than the caller's."""
+    return bool(connection.get_execution_options().get(_OWN))
+
+
+class Database:
+    """One database that holds an outbox table.
+
+    Args:
+        name: what users call it.
+        source: an engine, an AsyncEngine or a URL.
+        table: the outbox table's name, optionally with its schema.
+
+    Raises ConfigurationError when it is not a supported database, commits each statement by itself,
+    or can only be reached by asyncio.
+    """
+
+    def __init__(self, name: str, source: DatabaseSource, table: str) -> None:
+        self.name = name
+        self._source = source
+        engine = _caller_engine(source)
+        self.url = source if isinstance(source, URL) else engine.url
+        self.dialect = dialects.of(self.url.get_backend_name())
+        if engine is not None:
+            self._refuse_autocommit(engine)
+            self.dialect.prepare_callers_engine(engine)
+        self.tables = Tables.build(_folded(table, self.url.get_backend_name()))
+        self.store = OutboxStore(self.tables, self.dialect)
+        self._identity = _identity(self.url)
+        self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
+        self._own = source if isinstance(source, Engine) else self._open()
+
+    def __repr__(self) -> str:
+        return f"<Database {self.name!r}: {self.url.render_as_string(hide_password=True)}>"
+
+    @property
+    def identity(self) -> object:
+        """What two names of one table have in common: compare with ``==``."""
+        return (self._identity or id(self._own.pool), self.tables.messages.fullname)
+
+    def matches(self, engine: Engine) -> bool:
+        """Whether ``engine`` is this database: the same pool, or a URL of the same database."""
+        caller = _caller_engine(self._source)
+        if engine.pool is self._own.pool or (caller is not None and engine.pool is caller.pool):
+            return True
+        return self._identity is not None and self._identity == self._identity_of(engine)
+
+    def _identity_of(self, engine: Engine) -> object:
+        if engine not in self._identities:
+            self._identities[engine] = _identity(engine.url)
+        return self._identities[engine]
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A short transaction of the outbox's own, committed at the end.
+
+        Raises SchemaError when the table is missing, DatabaseError for every other failure of the
+        database.
+        """
+        try:
+            with self.dialect.begin(self._engine()) as connection:
+                yield connection
+        except DBAPIError as error:
+            raise self.explain(error) from error
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Do ``work`` in a transaction of its own, again when another was in the way.
+
+        Raises like ``begin``, after a few tries.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.dialect.begin(self._engine()) as connection:
+                    return work(connection)
+            except DBAPIError as error:
+                if not left or not self.dialect.is_transient(error):
+                    raise self.explain(error) from error
+                time.sleep(random.uniform(0.01, 0.1))
+        raise AssertionError("unreachable")
+
+    def explain(self, error: DBAPIError) -> SchemaError | DatabaseError:
+        """Say what a database error means for the outbox, without its parameters."""
+        if self.dialect.is_missing_table(error):
+            return SchemaError(
+                f"database {self.name!r}: expected the table {self.tables.messages.fullname!r}, but "
+                "it does not exist. Run `celery-outbox -A your_app schema install`, or call "
+                "outbox.install()."
+            )
+        return DatabaseError(f"database {self.name!r}: {type(error).__name__}: {error.orig}")
+
+    def _engine(self) -> Engine:
+        # A schema_translate_map of the caller's engine does not move the outbox's table.
+        return self._own.execution_options(**{_OWN: True, "schema_translate_map": {}})
+
+    def _refuse_autocommit(self, engine: Engine) -> None:
+        if default_isolation_level(engine) == "AUTOCOMMIT":
+            raise ConfigurationError(
+                f"database {self.name!r}: expected an engine whose transactions can be rolled back, "
+                "found isolation_level='AUTOCOMMIT'. Configure the plain engine, and use "
+                "engine.execution_options(isolation_level='AUTOCOMMIT') where you need that level."
+            )
+
+    def _open(self) -> Engine:
+        url = self._synchronous_url()
+        if self._identity is None:
+            raise ConfigurationError(
+                f"database {self.name!r}: expected a database that a second connection can reach, "
+                "found SQLite in memory. Use a file, or hand over a synchronous engine."
+            )
+        try:
+            engine = create_engine(url, **self.dialect.own_engine_options())
+        except (NoSuchModuleError, ModuleNotFoundError) as error:
+            raise ConfigurationError(
+                f"database {self.name!r}: expected the driver {url.drivername!r} to be installed: "
+                f"{error}."
+            ) from error
+        self.dialect.prepare_own_engine(engine)
+        _opened.add(engine)
+        return engine
+
+    def _synchronous_url(self) -> URL:
+        driver = self.url.get_driver_name()
+        if not isinstance(self._source, AsyncEngine) and driver not in self.dialect.sync_drivers:
+            return self.url
+        substitute = self.dialect.sync_drivers.get(driver)
+        # "pysqlite" is the name of SQLAlchemy's dialect for the standard library's sqlite3.
+        module = "sqlite3" if substitute == "pysqlite" else substitute
+        if module is None or importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"database {self.name!r}: expected a synchronous driver for the outbox's own work, "
+                f"found only {driver!r}. Install {module or 'one'}, or give a URL with a synchronous "
+                "driver instead of the AsyncEngine."
+            )
+        return self.url.set(drivername=f"{self.url.get_backend_name()}+{substitute}")
+
+
+def _caller_engine(source: DatabaseSource) -> Any:
+    return (
+        source.sync_engine
+        if isinstance(source, AsyncEngine)
+        else (source if isinstance(source, Engine) else None)
+    )
+
+
+def _folded(table: str, backend: str) -> str:
+    # PostgreSQL folds unquoted names; our names are always quoted.
+    return table.lower() if backend == "postgresql" else table
+
+
+def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None:
+    """What makes two URLs the same database, whatever their drivers and users; None: nothing does."""
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        path = url.database
+        if not path or path == ":memory:" or "mode=memory" in path or "mode" in url.query:
+            return None
+        return (backend, None, None, str(Path(path.removeprefix("file:")).resolve()))
+    backend = "mysql" if backend == "mariadb" else backend
+    host = url.host or url.query.get("host")
+    if host is None and url.database is None:
+        return None  # made by a creator function: nothing to compare
+    return (backend, str(host), url.port or _DEFAULT_PORTS.get(backend), url.database)
+
+
+def _after_fork_in_child() -> None:
+    for engine in list(_opened):
+        engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,31 @@
+"""What differs between databases; ``of`` chooses by an engine's dialect name."""
+
+from __future__ import annotations
+
+from ...errors import ConfigurationError
+from .default import Dialect
+from .mysql import MySQL
+from .postgresql import PostgreSQL
+from .sqlite import SQLite
+
+__all__ = ["Dialect", "of"]
+
+_DIALECTS: dict[str, type[Dialect]] = {
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,
+    "mariadb": MySQL,
+    "sqlite": SQLite,
+}
+
+
+def of(name: str) -> Dialect:
+    """Return the dialect for SQLAlchemy's dialect ``name``.
+
+    Raises ConfigurationError for a database that the outbox does not support.
+    """
+    try:
+        return _DIALECTS[name]()
+    except KeyError:
+        raise ConfigurationError(
+            f"expected an engine for PostgreSQL, MySQL, MariaDB or SQLite, got one for {name!r}."
+        ) from None

@@ -1,0 +1,139 @@
+"""What every database does alike, and the questions that each answers in its own way.
+
+The rule of time: a database's clock is compared only with the same database's clock. ``now`` is what
+a statement compares with; ``clock`` is what it writes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from sqlalchemy import ColumnElement, Float, Row, bindparam, case, func
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from ..schema import Tables
+
+__all__ = ["Dialect", "default_isolation_level"]
+
+#: Counting stops here instead of overflowing a 64-bit column, which would block every claim.
+MAX_ATTEMPTS = 2**62
+
+
+class Dialect(ABC):
+    """How one kind of database does what the store asks of it."""
+
+    #: Rows that one INSERT holds at most: far below each database's limit of parameters.
+    insert_rows: ClassVar[int] = 500
+    #: Bytes of bodies that one INSERT holds at most, unless a single message is larger.
+    insert_bytes: ClassVar[int] = 4 * 1024 * 1024
+    #: A synchronous driver for the same database, by the name of the asynchronous one.
+    sync_drivers: ClassVar[dict[str, str]] = {}
+
+    @abstractmethod
+    def now(self) -> ColumnElement[datetime]:
+        """The time that a statement compares with: fixed for the statement, so an index serves."""
+
+    def clock(self) -> ColumnElement[datetime]:
+        """The time of this very moment, for writing."""
+        return self.now()
+
+    @abstractmethod
+    def shifted(
+        self, instant: ColumnElement[datetime], seconds: ColumnElement[float]
+    ) -> ColumnElement[datetime]:
+        """``instant`` moved by ``seconds``, fractions included; NULL when either is NULL."""
+
+    @abstractmethod
+    def seconds_until(self, instant: ColumnElement[datetime]) -> ColumnElement[float]:
+        """The seconds from now to ``instant``, negative when past, NULL when it is NULL."""
+
+    def later(
+        self, one: ColumnElement[datetime], other: ColumnElement[datetime]
+    ) -> ColumnElement[datetime]:
+        """The later of two instants, neither of them NULL."""
+        return func.greatest(one, other)
+
+    @abstractmethod
+    def claim(
+        self,
+        connection: Connection,
+        tables: Tables,
+        *,
+        broker: str,
+        values: dict[str, Any],
+        limit: int,
+        columns: Sequence[ColumnElement[Any]],
+    ) -> Sequence[Row[Any]]:
+        """Write ``values`` into up to ``limit`` ready rows of ``broker`` and return ``columns``.
+
+        The rows are those that have been due longest. No row is waited for: what another relay is
+        claiming is passed over.
+        """
+
+    def claim_values(self, tables: Tables, token: str, lease: timedelta) -> dict[str, Any]:
+        """What a claim writes into the rows that it takes."""
+        attempts = tables.messages.c.attempts
+        return {
+            "claim_token": token,
+            "lease_until": self.shifted(self.clock(), self.seconds(lease)),
+            "attempts": case((attempts < MAX_ATTEMPTS, attempts + 1), else_=attempts),
+        }
+
+    def seconds(self, duration: timedelta) -> ColumnElement[float]:
+        """A duration as a parameter of a statement."""
+        return bindparam(None, duration.total_seconds(), type_=Float(53))
+
+    def rows(self, tables: Tables, ids: Sequence[int]) -> ColumnElement[bool]:
+        """Restrict a statement to rows by primary key."""
+        return tables.messages.c.id.in_(ids)
+
+    def own_engine_options(self) -> dict[str, Any]:
+        """Arguments of ``create_engine`` for engines that the outbox opens itself."""
+        return {"pool_pre_ping": True}
+
+    def prepare_own_engine(self, engine: Engine) -> None:
+        """Set up an engine that the outbox opened itself."""
+
+    def prepare_callers_engine(self, engine: Engine) -> None:
+        """Make right, on the caller's engine, what would break the promise of a transaction."""
+
+    def is_autocommit(self, connection: Connection) -> bool:
+        """Whether each statement of ``connection`` is permanent at once."""
+        level = connection.get_execution_options().get("isolation_level")
+        return (level or default_isolation_level(connection.engine)) == "AUTOCOMMIT"
+
+    def is_read_only(self, connection: Connection) -> bool:
+        """Whether ``connection`` was opened for reading only."""
+        return False
+
+    @contextmanager
+    def begin(self, engine: Engine) -> Iterator[Connection]:
+        """A short transaction of the outbox's own, for writing."""
+        with engine.begin() as connection:
+            yield connection
+
+    def lock_schema(self, connection: Connection, table: str) -> AbstractContextManager[None]:
+        """Let one process at a time create or change the tables."""
+        return nullcontext()
+
+    @abstractmethod
+    def is_transient(self, error: DBAPIError) -> bool:
+        """Whether ``error`` means: another transaction was in the way, try again."""
+
+    @abstractmethod
+    def is_missing_table(self, error: DBAPIError) -> bool:
+        """Whether ``error`` means that a table does not exist."""
+
+
+def default_isolation_level(engine: Engine) -> str | None:
+    """The isolation level that ``create_engine`` was given; None for the database's default."""
+    # SQLAlchemy keeps it on the dialect and offers no public way to ask without connecting.
+    level: str | None = engine.get_execution_options().get("isolation_level") or getattr(
+        engine.dialect, "_on_connect_isolation_level", None
+    )
+    return level

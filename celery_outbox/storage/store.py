@@ -1,0 +1,253 @@
+"""Every statement that adds, reserves, delivers or reads messages.
+
+A store works on the connection that it is handed and never commits. Each statement of a relay names
+the claim token of its batch, so what a relay does after it lost its lease touches nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Float,
+    Row,
+    bindparam,
+    case,
+    delete,
+    func,
+    null,
+    select,
+    update,
+)
+from sqlalchemy.engine import Connection
+
+from ..message import ClaimedMessage, OutboxMessage
+from ..policy import RetryPolicy
+from .dialects import Dialect
+from .insert import InsertMessages
+from .schema import FAR_FUTURE, Tables
+
+__all__ = ["Claim", "Failure", "OutboxStore"]
+
+#: Characters of an error that are kept; a broker's answer may be megabytes long.
+MAX_ERROR = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A batch that one relay has reserved.
+
+    Attributes:
+        token: random; every later write names it.
+        messages: in the order in which they fell due.
+        expires: ``time.monotonic()`` value after which nothing of the batch may be published.
+        read_at: ``time.monotonic()`` value from which the messages' relative times count.
+    """
+
+    token: str
+    messages: Sequence[ClaimedMessage]
+    expires: float
+    read_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a delivery failed, and how long to wait before the next; None when it was the last."""
+
+    error: str
+    delay: timedelta | None
+
+
+class OutboxStore:
+    """The message table of one database, as statements."""
+
+    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+        self.tables = tables
+        self.dialect = dialect
+        self._insert = InsertMessages(tables, dialect)
+
+    def add(self, connection: Connection, messages: Sequence[OutboxMessage]) -> None:
+        """Write messages, all in the transaction that ``connection`` is in."""
+        self._insert(connection, messages)
+
+    def claim(self, connection: Connection, *, broker: str, limit: int, lease: timedelta) -> Claim:
+        """Reserve up to ``limit`` ready messages of ``broker`` for ``lease``."""
+        token = secrets.token_hex(16)
+        started = time.monotonic()
+        rows = self.dialect.claim(
+            connection,
+            self.tables,
+            broker=broker,
+            values=self.dialect.claim_values(self.tables, token, lease),
+            limit=limit,
+            columns=self._claimed_columns(),
+        )
+        # RETURNING promises no order.
+        rows = sorted(rows, key=lambda row: (row.scheduled_at, row.id))
+        return Claim(
+            token=token,
+            messages=[_claimed(row) for row in rows],
+            # Counted from before the statement: never later than what the database holds.
+            expires=started + lease.total_seconds(),
+            read_at=started,
+        )
+
+    def accept(self, connection: Connection, token: str, ids: Sequence[int], *, keep: bool) -> int:
+        """Delete delivered messages, or keep them as delivered; return how many were still ours."""
+        if not keep:
+            return connection.execute(
+                delete(self.tables.messages).where(*self._ours(token, ids))
+            ).rowcount
+        return self._update(
+            connection,
+            token,
+            ids,
+            {"finished_at": self.dialect.clock(), "scheduled_at": FAR_FUTURE, "error": None},
+        )
+
+    def defer(self, connection: Connection, token: str, ids: Sequence[int]) -> int:
+        """Put messages back until their intended time, the attempt not counted."""
+        intended = func.coalesce(self.tables.messages.c.deliver_at, self.dialect.clock())
+        return self._update(
+            connection, token, ids, {"attempts": self._one_less(), "scheduled_at": intended}
+        )
+
+    def release(self, connection: Connection, token: str, ids: Sequence[int]) -> int:
+        """Put messages back as they were before the claim."""
+        return self._update(connection, token, ids, {"attempts": self._one_less()})
+
+    def fail(self, connection: Connection, token: str, failures: Mapping[int, Failure]) -> int:
+        """Record errors; schedule the next attempts, or keep the messages as failed."""
+        count = 0
+        last = [(id_, failure) for id_, failure in failures.items() if failure.delay is None]
+        again = [(id_, failure) for id_, failure in failures.items() if failure.delay is not None]
+        clock = self.dialect.clock()
+        if again:
+            later = self.dialect.shifted(clock, bindparam("delay", type_=Float(53)))
+            count += self._update_each(
+                connection,
+                token,
+                {"scheduled_at": later},
+                [
+                    {"row": id_, "text": _clean(it.error), "delay": it.delay.total_seconds()}
+                    for id_, it in again
+                    if it.delay is not None
+                ],
+            )
+        if last:
+            count += self._update_each(
+                connection,
+                token,
+                {"scheduled_at": FAR_FUTURE, "finished_at": clock},
+                [{"row": id_, "text": _clean(failure.error)} for id_, failure in last],
+            )
+        return count
+
+    def count(self, connection: Connection) -> Mapping[str, int]:
+        """Count the rows of each state."""
+        states = self.tables.states(self.dialect.now())
+        columns = [
+            func.coalesce(func.sum(case((where, 1), else_=0)), 0).label(state)
+            for state, where in states.items()
+        ]
+        row = connection.execute(select(*columns)).one()
+        return {state: int(getattr(row, state)) for state in states}
+
+    def is_empty(self, connection: Connection, brokers: Sequence[str]) -> bool:
+        """Whether no message of ``brokers`` is ready."""
+        t = self.tables.messages
+        ready = select(t.c.id).where(t.c.broker.in_(brokers), self.tables.is_ready(self.dialect.now()))
+        return connection.execute(ready.limit(1)).first() is None
+
+    def _claimed_columns(self) -> Sequence[ColumnElement[Any]]:
+        c = self.tables.messages.c
+        return [
+            c.id,
+            c.broker,
+            c.task_id,
+            c.task_name,
+            c.queue,
+            c.message,
+            c.body,
+            c.attempts,
+            c.scheduled_at,
+            c.max_attempts,
+            c.base_delay,
+            c.max_delay,
+            self.dialect.seconds_until(c.deliver_at).label("due_in"),
+            self.dialect.seconds_until(c.expires_at).label("expires_in"),
+        ]
+
+    def _ours(self, token: str, ids: Sequence[int]) -> Sequence[ColumnElement[bool]]:
+        return [
+            self.dialect.rows(self.tables, ids),
+            self.tables.messages.c.claim_token == token,
+        ]
+
+    def _one_less(self) -> ColumnElement[int]:
+        attempts = self.tables.messages.c.attempts
+        return case((attempts > 0, attempts - 1), else_=0)
+
+    def _update(
+        self, connection: Connection, token: str, ids: Sequence[int], values: dict[str, Any]
+    ) -> int:
+        return connection.execute(
+            update(self.tables.messages).where(*self._ours(token, ids)).values(_FREE | values)
+        ).rowcount
+
+    def _update_each(
+        self,
+        connection: Connection,
+        token: str,
+        values: dict[str, Any],
+        parameters: Sequence[dict[str, Any]],
+    ) -> int:
+        t = self.tables.messages
+        return connection.execute(
+            update(t)
+            .where(t.c.id == bindparam("row"), t.c.claim_token == token)
+            .values(_FREE | values | {"error": bindparam("text")}),
+            parameters,
+        ).rowcount
+
+
+#: What every settled row has in common: no lease.
+_FREE: dict[str, Any] = {"claim_token": null(), "lease_until": null()}
+
+
+def _claimed(row: Row[Any]) -> ClaimedMessage:
+    return ClaimedMessage(
+        id=row.id,
+        broker=row.broker,
+        task_id=row.task_id,
+        task_name=row.task_name,
+        queue=row.queue,
+        envelope=row.message,
+        body=bytes(row.body),
+        attempts=row.attempts,
+        due_in=None if row.due_in is None else float(row.due_in),
+        expires_in=None if row.expires_in is None else float(row.expires_in),
+        retry=_retry(row),
+    )
+
+
+def _retry(row: Row[Any]) -> RetryPolicy | None:
+    if row.base_delay is None:
+        return None
+    return RetryPolicy(
+        max_attempts=row.max_attempts,
+        base_delay=timedelta(microseconds=row.base_delay),
+        max_delay=timedelta(microseconds=row.max_delay),
+    )
+
+
+def _clean(error: str) -> str:
+    # No text column takes a NUL (PostgreSQL) or a lone surrogate.
+    text = error[:MAX_ERROR].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text.encode("utf-8", "replace").decode("utf-8")
