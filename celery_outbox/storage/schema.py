@@ -27,7 +27,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import TIMESTAMP
-from sqlalchemy.dialects.sqlite import DATETIME as SQLITE_DATETIME
 from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
@@ -40,9 +39,6 @@ FAR_FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 MAX_TASK_ID = 255
 MAX_NAME = 255
-
-
-_MYSQL_INSTANT: TypeEngine[Any] = DATETIME(fsp=6)  # type: ignore[no-untyped-call]  # SQLAlchemy's
 
 
 class UTCDateTime(TypeDecorator[datetime]):
@@ -60,9 +56,7 @@ class UTCDateTime(TypeDecorator[datetime]):
         if dialect.name == "postgresql":
             return dialect.type_descriptor(TIMESTAMP(timezone=True))
         if dialect.name in {"mysql", "mariadb"}:
-            return dialect.type_descriptor(_MYSQL_INSTANT)
-        if dialect.name == "sqlite":
-            return dialect.type_descriptor(SQLITE_DATETIME())
+            return dialect.type_descriptor(DATETIME(fsp=6))
         return dialect.type_descriptor(DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: SQLAlchemyDialect) -> Any:
