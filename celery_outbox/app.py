@@ -13,9 +13,10 @@ from kombu import Connection
 from sqlalchemy import MetaData
 
 from .capture import doors
+from .capture.place import Place
 from .capture.producer import OutboxProducer, Request
 from .capture.results import attach_results, note_stored
-from .capture.transaction import Place, Transactions
+from .capture.transaction import Transactions
 from .capture.view import view_of
 from .config import BrokerSpec, Settings, check_names, read_retry, read_settings
 from .errors import ConfigurationError, OptionError

@@ -14,10 +14,8 @@ import itertools
 import logging
 import os
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import event
@@ -25,136 +23,16 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from ..errors import TransactionError
 from ..message import OutboxMessage
 from ..signals import outbox_stored
 from ..storage.database import Database, is_own
 from .owner import Mark, here
+from .records import ConnectionRecord, Record, SessionRecord, Waiting, bound_connection
 
-__all__ = ["ConnectionRecord", "Record", "SessionRecord", "bound_connection", "store", "tracker"]
+__all__ = ["Tracker", "refuse_unusable", "store", "tracker"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A message that waits for its transaction to commit, on ``engine``'s connection."""
-
-    number: int
-    database: Database
-    engine: Engine
-    message: OutboxMessage
-
-
-class Record(ABC):
-    """One open transaction: of a Session, or of a Connection that no Session works on."""
-
-    def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
-        self.mark = mark
-        self.key = id(subject)
-        self.waiting: list[Waiting] = []
-        own = weakref.ref(self)
-
-        def forget(_: object) -> None:
-            if (record := own()) is not None:
-                gone(record)
-
-        self._subject = weakref.ref(subject, forget)
-
-    @property
-    @abstractmethod
-    def is_open(self) -> bool:
-        """Whether it has neither been committed nor rolled back."""
-
-    def drop_after(self, number: int) -> list[Waiting]:
-        """Take out what came after ``number``."""
-        dropped = [each for each in self.waiting if each.number > number]
-        self.waiting = [each for each in self.waiting if each.number < number]
-        return dropped
-
-    def take(self, connection: Connection) -> list[Waiting]:
-        """Take out what is to be written by ``connection``."""
-        taken: list[Waiting] = []
-        left: list[Waiting] = []
-        for each in self.waiting:
-            (taken if each.database.matches(connection.engine) else left).append(each)
-        self.waiting = left
-        return taken
-
-
-class ConnectionRecord(Record):
-    """The transaction of a Connection, from BEGIN on.
-
-    Attributes:
-        savepoints: names and numbers, innermost last.
-        sessions: the Sessions that work in this transaction.
-        is_written: its ``commit`` event has come: what is dispatched now is written at once.
-        is_prepared: PREPARE TRANSACTION has been sent: nothing more can be written.
-    """
-
-    def __init__(self, mark: Mark, connection: Connection, gone: Callable[[Record], None]) -> None:
-        super().__init__(mark, connection, gone)
-        self.savepoints: list[tuple[str, int]] = []
-        self.sessions: list[SessionRecord] = []
-        self.is_written = False
-        self.is_prepared = False
-
-    @property
-    def connection(self) -> Connection | None:
-        """The Connection, None when it is gone."""
-        connection: Connection | None = self._subject()
-        return connection
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its transaction has neither been committed nor rolled back."""
-        connection = self.connection
-        return connection is not None and not connection.closed and connection.in_transaction()
-
-
-class SessionRecord(Record):
-    """The transaction of a Session, from its (auto)begin on.
-
-    Attributes:
-        starts: the number at which each nested SessionTransaction began, by its ``id()``.
-        connections: the Connections that it works on so far.
-        lost: names of tasks whose messages went with a rollback that the Session did not ask for.
-        is_committing: ``before_commit`` of the root has come.
-        is_over: committed or rolled back, though the Session may not have let go of it yet.
-    """
-
-    def __init__(self, mark: Mark, session: Session, gone: Callable[[Record], None]) -> None:
-        super().__init__(mark, session, gone)
-        self.starts: dict[int, int] = {}
-        self.connections: list[ConnectionRecord] = []
-        self.lost: list[str] = []
-        self.is_committing = False
-        self.is_over = False
-
-    @property
-    def session(self) -> Session | None:
-        """The Session, None when it is gone."""
-        session: Session | None = self._subject()
-        return session
-
-    @property
-    def is_open(self) -> bool:
-        """Whether SQL is still possible in it."""
-        session = self.session
-        if session is None or self.is_over:
-            return False
-        root = session.get_transaction()
-        if root is None:
-            return False
-        # Inside the engine's commit event the SessionTransaction is no longer active.
-        return root.is_active or any(each.is_open for each in self.connections)
-
-    def on(self, database: Database) -> ConnectionRecord | None:
-        """The Connection to ``database`` that this Session works on already."""
-        for record in self.connections:
-            connection = record.connection
-            if connection is not None and database.matches(connection.engine):
-                return record
-        return None
 
 
 # Transactions begun in this context or in the one that it was copied from: an asyncio task sees by
@@ -432,12 +310,28 @@ def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
         store(connection, group[0].database, [each.message for each in group])
 
 
-def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
-    """Insert messages of one database; raises SchemaError when its table is missing.
+def refuse_unusable(database: Database, engine: Engine, connection: Connection | None) -> None:
+    """Raise TransactionError where a rollback would undo nothing, or a write is not allowed."""
+    if database.dialect.is_autocommit(engine, connection):
+        raise TransactionError(
+            f"expected a transaction that can be rolled back, found {database.name!r} in AUTOCOMMIT "
+            "mode, where each statement is permanent at once. Use a connection without "
+            "isolation_level='AUTOCOMMIT', or dispatch outside it."
+        )
+    if database.dialect.is_read_only(engine, connection):
+        raise TransactionError(
+            f"expected a transaction that can write, found {database.name!r} opened for reading "
+            "only. Dispatch inside a transaction that can write."
+        )
 
-    Every other error of the database is the caller's to see as it is: retrying after a deadlock
+
+def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
+    """Insert messages of one database.
+
+    Raises SchemaError when its table is missing, TransactionError when it cannot be rolled back. Every other error of the database is the caller's to see as it is: retrying after a deadlock
     rests on its class.
     """
+    refuse_unusable(database, connection.engine, connection)
     try:
         database.store.add(connection, messages)
     except DBAPIError as error:
@@ -445,11 +339,6 @@ def store(connection: Connection, database: Database, messages: Sequence[OutboxM
             raise database.explain(error) from error
         raise
     outbox_stored.send(sender=database.name, task_ids=[message.task_id for message in messages])
-
-
-def bound_connection(session: Session) -> Connection | None:
-    """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
-    return session.bind if isinstance(session.bind, Connection) else None
 
 
 #: SQLAlchemy's Session and Engine classes are one for the whole process, and so are their events.

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert
@@ -21,65 +20,20 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from ..errors import OptionError, TransactionError
-from ..message import OutboxMessage
 from ..storage.database import Database
 from ..transports import is_broker_engine
 from .owner import Mark, here, is_served_by_loop
-from .tracking import (
-    ConnectionRecord,
-    Record,
-    SessionRecord,
-    bound_connection,
-    store,
-    tracker,
-)
+from .place import OpenPlace, OwnPlace, Place
+from .records import ConnectionRecord, Record, SessionRecord, bound_connection
+from .tracking import tracker
 
-__all__ = ["Place", "Transactions"]
+__all__ = ["Transactions"]
 
 #: How long to wait for a call in another thread to end that is ending right now: its result is
 #: handed over a moment before its context is let go.
 _ENDING_SECONDS = 0.25
 
 _USING = "Write `with outbox.using(session): ...` around the dispatch"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where messages go: an open transaction of the caller's, or (no record) one of our own."""
-
-    database: Database
-    engine: Engine | None = None
-    record: Record | None = None
-
-    def add(self, messages: Sequence[OutboxMessage]) -> None:
-        """Store messages; in the caller's transaction they are written with it.
-
-        Commits only a transaction of our own.
-        """
-        if self.record is None or self.engine is None:
-            self.database.run(lambda connection: store(connection, self.database, messages))
-            return
-        connection = self._writes_now(self.record)
-        if connection is None:
-            tracker.wait(self.record, self.database, self.engine, messages)
-        else:
-            store(connection, self.database, messages)
-
-    def _writes_now(self, record: Record) -> Connection | None:
-        """The connection on which to insert at once; None when the messages are to wait."""
-        if isinstance(record, ConnectionRecord):
-            connection = record.connection
-            is_async = connection is not None and connection.dialect.is_async
-            return None if is_async and not record.is_written else connection
-        assert isinstance(record, SessionRecord)  # noqa: S101 - there are two kinds of records
-        taken, session = record.on(self.database), record.session
-        if taken is not None and taken.is_written:
-            return taken.connection
-        bound = None if session is None else bound_connection(session)
-        if session is None or bound is None or bound.dialect.is_async:
-            return None
-        # The Session may be about to make its savepoint on that connection: let it.
-        return session.connection(bind_arguments={"bind": bound})
 
 
 # What ``using`` was given, for this thread or asyncio task and what it starts.
@@ -119,11 +73,17 @@ class Transactions:
             )
         chosen = _using.get()
         if chosen is not None:
-            return self._usable(self._explicit(chosen, name))
-        places, strangers = self._visible()
-        place = self._choose(places, strangers, name)
-        if place is not None:
-            return self._usable(place)
+            place = self._explicit(chosen, name)
+        else:
+            places, strangers = self._visible()
+            found = self._choose(places, strangers, name)
+            if found is None:
+                return self._nothing_open(name)
+            place = found
+        place.check()
+        return place
+
+    def _nothing_open(self, name: str | None) -> OwnPlace:
         self._refuse_foreign(here())
         if self._require:
             raise TransactionError(
@@ -133,15 +93,15 @@ class Transactions:
             )
         return self.alone(name)
 
-    def alone(self, name: str | None) -> Place:
+    def alone(self, name: str | None) -> OwnPlace:
         """A place in a short transaction of our own."""
         if name is not None and name not in self._databases:
             raise OptionError(
                 f"outbox_database: expected one of {_names(self._databases)}, got {name!r}."
             )
-        return Place(database=self._databases[name or next(iter(self._databases))])
+        return OwnPlace(database=self._databases[name or next(iter(self._databases))])
 
-    def _explicit(self, subject: Session | Connection, name: str | None) -> Place:
+    def _explicit(self, subject: Session | Connection, name: str | None) -> OpenPlace:
         record = _begun(subject)
         places = list(self._places(record))
         fitting = [each for each in places if name in {None, each.database.name}]
@@ -154,13 +114,13 @@ class Transactions:
             "Give the session of that database, or name it with outbox_database=."
         )
 
-    def _visible(self) -> tuple[list[Place], list[Record]]:
+    def _visible(self) -> tuple[list[OpenPlace], list[Record]]:
         """The caller's open transactions: on configured databases, and on others."""
         me = here()
         records = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
         if not any(not _is_internal(each) for each in records):
             records = self._of_request(me)
-        places: list[Place] = []
+        places: list[OpenPlace] = []
         strangers: list[Record] = []
         for record in records:
             if _is_internal(record) or _is_represented(record, records):
@@ -188,8 +148,8 @@ class Transactions:
         ]
 
     def _choose(
-        self, places: Sequence[Place], strangers: Sequence[Record], name: str | None
-    ) -> Place | None:
+        self, places: Sequence[OpenPlace], strangers: Sequence[Record], name: str | None
+    ) -> OpenPlace | None:
         fitting = [each for each in places if name in {None, each.database.name}]
         if len(fitting) == 1:
             return fitting[0]
@@ -242,14 +202,14 @@ class Transactions:
         _wait_for_ending(could_be_meant, seconds=_ENDING_SECONDS / 50)
         return [each for each in could_be_meant() if _was_left_by_thread(each)]
 
-    def _places(self, record: Record) -> Iterator[Place]:
+    def _places(self, record: Record) -> Iterator[OpenPlace]:
         """The configured databases on which ``record`` is a transaction."""
         seen: set[str] = set()
         for engine in self._engines(record):
             for database in self._databases.values():
                 if database.name not in seen and database.matches(engine):
                     seen.add(database.name)
-                    yield Place(database=database, engine=engine, record=record)
+                    yield OpenPlace(database=database, engine=engine, record=record)
 
     def _engines(self, record: Record) -> list[Engine]:
         if isinstance(record, ConnectionRecord):
@@ -277,41 +237,6 @@ class Transactions:
             # Unbound, or bound by something (an application context) that is not there.
             return None
         return engine
-
-    def _usable(self, place: Place) -> Place:
-        """Refuse a transaction in which nothing can be stored, or from which nothing can be undone."""
-        for connection in _connections(place):
-            if place.database.dialect.is_autocommit(connection):
-                raise TransactionError(
-                    f"expected a transaction that can be rolled back, found {place.database.name!r} "
-                    "in AUTOCOMMIT mode, where each statement is permanent at once. Use a connection "
-                    "without isolation_level='AUTOCOMMIT', or dispatch outside it."
-                )
-            if place.database.dialect.is_read_only(connection):
-                raise TransactionError(
-                    f"expected a transaction that can write, found {place.database.name!r} opened "
-                    "for reading only. Dispatch inside a transaction that can write."
-                )
-        record = place.record
-        taken = record.on(place.database) if isinstance(record, SessionRecord) else record
-        if isinstance(taken, ConnectionRecord) and taken.is_prepared:
-            raise TransactionError(
-                f"expected a transaction that can still write, found that {place.database.name!r} "
-                "has been prepared for its two-phase commit. Dispatch before prepare()."
-            )
-        return place
-
-
-def _connections(place: Place) -> list[Connection]:
-    record = place.record
-    if isinstance(record, ConnectionRecord):
-        return [] if record.connection is None else [record.connection]
-    if not isinstance(record, SessionRecord):
-        return []
-    taken = record.on(place.database)
-    if taken is not None and taken.connection is not None:
-        return [taken.connection]
-    return []
 
 
 def _plain(subject: object) -> Session | Connection:

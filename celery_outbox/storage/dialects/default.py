@@ -102,13 +102,13 @@ class Dialect(ABC):
     def prepare_callers_engine(self, engine: Engine) -> None:
         """Make right, on the caller's engine, what would break the promise of a transaction."""
 
-    def is_autocommit(self, connection: Connection) -> bool:
-        """Whether each statement of ``connection`` is permanent at once."""
-        level = connection.get_execution_options().get("isolation_level")
-        return (level or default_isolation_level(connection.engine)) == "AUTOCOMMIT"
+    def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
+        """Whether each statement is permanent at once, on ``connection`` or one of ``engine``."""
+        level = None if connection is None else option(connection, "isolation_level")
+        return (level or default_isolation_level(engine)) == "AUTOCOMMIT"
 
-    def is_read_only(self, connection: Connection) -> bool:
-        """Whether ``connection`` was opened for reading only."""
+    def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
+        """Whether ``connection``, or one of ``engine``, is for reading only."""
         return False
 
     @contextmanager
@@ -130,10 +130,15 @@ class Dialect(ABC):
         """Whether ``error`` means that a table does not exist."""
 
 
+def option(subject: Engine | Connection, name: str) -> Any:
+    """An execution option, None when it is not set."""
+    return subject.get_execution_options().get(name)
+
+
 def default_isolation_level(engine: Engine) -> str | None:
     """The isolation level that ``create_engine`` was given; None for the database's default."""
     # SQLAlchemy keeps it on the dialect and offers no public way to ask without connecting.
-    level: str | None = engine.get_execution_options().get("isolation_level") or getattr(
+    level: str | None = option(engine, "isolation_level") or getattr(
         engine.dialect, "_on_connect_isolation_level", None
     )
     return level

@@ -28,11 +28,11 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ..schema import Tables, UTCDateTime
-from .default import Dialect
+from .default import Dialect, option
 
 __all__ = ["PostgreSQL"]
 
@@ -101,9 +101,10 @@ class PostgreSQL(Dialect):
         """Restrict by primary key, with one parameter however many ids there are."""
         return tables.messages.c.id == any_(bindparam(None, list(ids), type_=ARRAY(BigInteger)))
 
-    def is_read_only(self, connection: Connection) -> bool:
-        """Whether the connection was opened with ``postgresql_readonly``."""
-        return bool(connection.get_execution_options().get("postgresql_readonly"))
+    def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
+        """Whether it was opened with ``postgresql_readonly``."""
+        subject = engine if connection is None else connection
+        return bool(option(subject, "postgresql_readonly"))
 
     @contextmanager
     def lock_schema(self, connection: Connection, table: str) -> Iterator[None]:

@@ -86,10 +86,10 @@ class SQLite(Dialect):
         if not event.contains(engine, "savepoint", _begin_before_savepoint):
             event.listen(engine, "savepoint", _begin_before_savepoint)
 
-    def is_autocommit(self, connection: Connection) -> bool:
-        """Whether nothing has begun and the driver will not begin by itself."""
-        if super().is_autocommit(connection):
-            return True
+    def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
+        """Also when nothing has begun and the driver will not begin by itself."""
+        if connection is None or super().is_autocommit(engine, connection):
+            return super().is_autocommit(engine, connection)
         driver = connection.connection.driver_connection
         return driver is not None and driver.isolation_level is None and not driver.in_transaction
 

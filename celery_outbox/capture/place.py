@@ -1,0 +1,60 @@
+"""Where the messages of a dispatch go, and how they get there.
+
+Into the caller's transaction: at once on a synchronous Connection, with the commit otherwise. Or into
+a short transaction of our own. Nothing here ever commits, rolls back or flushes what is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.engine import Engine
+
+from ..errors import TransactionError
+from ..message import OutboxMessage
+from ..storage.database import Database
+from .records import Record
+from .tracking import refuse_unusable, store, tracker
+
+__all__ = ["OpenPlace", "OwnPlace", "Place"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPlace:
+    """A short transaction of our own."""
+
+    database: Database
+
+    def add(self, messages: Sequence[OutboxMessage]) -> None:
+        """Store messages and commit. Raises SchemaError or DatabaseError."""
+        self.database.run(lambda connection: store(connection, self.database, messages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPlace:
+    """An open transaction of the caller's, on ``engine``, which is that of ``database``."""
+
+    database: Database
+    engine: Engine
+    record: Record
+
+    def check(self) -> None:
+        """Raise TransactionError where nothing could be stored, or nothing be rolled back."""
+        refuse_unusable(self.database, self.engine, self.record.connection_on(self.database))
+        if self.record.is_prepared_on(self.database):
+            raise TransactionError(
+                f"expected a transaction that can still write, found that {self.database.name!r} "
+                "has been prepared for its two-phase commit. Dispatch before prepare()."
+            )
+
+    def add(self, messages: Sequence[OutboxMessage]) -> None:
+        """Store messages with what the caller writes; commits nothing."""
+        connection = self.record.writes_now_on(self.database)
+        if connection is None:
+            tracker.wait(self.record, self.database, self.engine, messages)
+        else:
+            store(connection, self.database, messages)
+
+
+Place = OpenPlace | OwnPlace

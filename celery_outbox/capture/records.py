@@ -1,0 +1,199 @@
+"""What is remembered of one open transaction, and the messages that wait in it.
+
+Each message and each savepoint has a number, in the order of time: rolling a savepoint back drops the
+messages with higher numbers. Nothing here keeps a Session or Connection alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.orm import Session
+
+from ..message import OutboxMessage
+from ..storage.database import Database
+from .owner import Mark
+
+__all__ = ["ConnectionRecord", "Record", "SessionRecord", "Waiting", "bound_connection"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A message that waits for its transaction to commit, on ``engine``'s connection."""
+
+    number: int
+    database: Database
+    engine: Engine
+    message: OutboxMessage
+
+
+class Record(ABC):
+    """One open transaction: of a Session, or of a Connection that no Session works on."""
+
+    def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
+        self.mark = mark
+        self.key = id(subject)
+        self.waiting: list[Waiting] = []
+        own = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            if (record := own()) is not None:
+                gone(record)
+
+        self._subject = weakref.ref(subject, forget)
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether it has neither been committed nor rolled back."""
+
+    @abstractmethod
+    def connection_on(self, database: Database) -> Connection | None:
+        """The Connection to ``database`` that it works on, None as long as there is none."""
+
+    @abstractmethod
+    def writes_now_on(self, database: Database) -> Connection | None:
+        """The Connection on which to insert at once; None when messages are to wait."""
+
+    @abstractmethod
+    def is_prepared_on(self, database: Database) -> bool:
+        """Whether nothing can be written any more: PREPARE TRANSACTION has been sent."""
+
+    def drop_after(self, number: int) -> list[Waiting]:
+        """Take out what came after ``number``."""
+        dropped = [each for each in self.waiting if each.number > number]
+        self.waiting = [each for each in self.waiting if each.number < number]
+        return dropped
+
+    def take(self, connection: Connection) -> list[Waiting]:
+        """Take out what is to be written by ``connection``."""
+        taken: list[Waiting] = []
+        left: list[Waiting] = []
+        for each in self.waiting:
+            (taken if each.database.matches(connection.engine) else left).append(each)
+        self.waiting = left
+        return taken
+
+
+class ConnectionRecord(Record):
+    """The transaction of a Connection, from BEGIN on.
+
+    Attributes:
+        savepoints: names and numbers, innermost last.
+        sessions: the Sessions that work in this transaction.
+        is_written: its ``commit`` event has come: what is dispatched now is written at once.
+        is_prepared: PREPARE TRANSACTION has been sent: nothing more can be written.
+    """
+
+    def __init__(self, mark: Mark, connection: Connection, gone: Callable[[Record], None]) -> None:
+        super().__init__(mark, connection, gone)
+        self.savepoints: list[tuple[str, int]] = []
+        self.sessions: list[SessionRecord] = []
+        self.is_written = False
+        self.is_prepared = False
+
+    @property
+    def connection(self) -> Connection | None:
+        """The Connection, None when it is gone."""
+        connection: Connection | None = self._subject()
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its transaction has neither been committed nor rolled back."""
+        connection = self.connection
+        return connection is not None and not connection.closed and connection.in_transaction()
+
+    def connection_on(self, database: Database) -> Connection | None:
+        """The Connection itself."""
+        return self.connection
+
+    def writes_now_on(self, database: Database) -> Connection | None:
+        """The Connection; an asynchronous one does no I/O at a call, only in its commit."""
+        connection = self.connection
+        if connection is not None and connection.dialect.is_async and not self.is_written:
+            return None
+        return connection
+
+    def is_prepared_on(self, database: Database) -> bool:
+        """Whether it has been prepared."""
+        return self.is_prepared
+
+
+class SessionRecord(Record):
+    """The transaction of a Session, from its (auto)begin on.
+
+    Attributes:
+        starts: the number at which each nested SessionTransaction began, by its ``id()``.
+        connections: the Connections that it works on so far.
+        lost: names of tasks whose messages went with a rollback that the Session did not ask for.
+        is_committing: ``before_commit`` of the root has come.
+        is_over: committed or rolled back, though the Session may not have let go of it yet.
+    """
+
+    def __init__(self, mark: Mark, session: Session, gone: Callable[[Record], None]) -> None:
+        super().__init__(mark, session, gone)
+        self.starts: dict[int, int] = {}
+        self.connections: list[ConnectionRecord] = []
+        self.lost: list[str] = []
+        self.is_committing = False
+        self.is_over = False
+
+    @property
+    def session(self) -> Session | None:
+        """The Session, None when it is gone."""
+        session: Session | None = self._subject()
+        return session
+
+    @property
+    def is_open(self) -> bool:
+        """Whether SQL is still possible in it."""
+        session = self.session
+        if session is None or self.is_over:
+            return False
+        root = session.get_transaction()
+        if root is None:
+            return False
+        # Inside the engine's commit event the SessionTransaction is no longer active.
+        return root.is_active or any(each.is_open for each in self.connections)
+
+    def connection_on(self, database: Database) -> Connection | None:
+        """The Connection that it works on already, or is bound to."""
+        taken, session = self.on(database), self.session
+        if taken is not None:
+            return taken.connection
+        return None if session is None else bound_connection(session)
+
+    def writes_now_on(self, database: Database) -> Connection | None:
+        """A synchronous Connection that it is bound to, or one whose commit is under way."""
+        taken, session = self.on(database), self.session
+        if taken is not None and taken.is_written:
+            return taken.connection
+        bound = None if session is None else bound_connection(session)
+        if session is None or bound is None or bound.dialect.is_async:
+            return None
+        # The Session may be about to make its savepoint on that Connection: let it.
+        return session.connection(bind_arguments={"bind": bound})
+
+    def is_prepared_on(self, database: Database) -> bool:
+        """Whether its Connection has been prepared."""
+        taken = self.on(database)
+        return taken is not None and taken.is_prepared
+
+    def on(self, database: Database) -> ConnectionRecord | None:
+        """The Connection to ``database`` that this Session works on already."""
+        for record in self.connections:
+            connection = record.connection
+            if connection is not None and database.matches(connection.engine):
+                return record
+        return None
+
+
+def bound_connection(session: Session) -> Connection | None:
+    """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
+    return session.bind if isinstance(session.bind, Connection) else None
