@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from celery import Celery
+from celery import Celery, uuid
 from kombu import Connection
 from sqlalchemy import MetaData
 
 from .capture import doors
+from .capture.eager import DeferredResult, copied
 from .capture.place import Place
 from .capture.producer import OutboxProducer, Request
 from .capture.results import attach_results, note_stored
@@ -164,6 +165,25 @@ class Outbox:
         result = send_task(view_of(self.app, producer), name, **options)
         place.add(producer.messages)
         note_stored(result.id)
+        return result
+
+    def apply_eagerly(
+        self, apply: Callable[..., Any], task: Any, options: dict[str, Any], asked: dict[str, Any]
+    ) -> Any:
+        """Run an eager dispatch when its transaction has committed, or at once; what the door calls."""
+        choice = self._choose(task, asked, is_republished=False)
+        if choice is None:
+            return apply(task, **options)
+        place = self._place(choice, is_republished=False)
+        args, kwargs = options.pop("args", None) or (), options.pop("kwargs", None) or {}
+        if task.typing:
+            task.__header__(*args, **kwargs)
+        serializer = options.get("serializer") or task.serializer or self.app.conf.task_serializer
+        args, kwargs = copied(args, kwargs, serializer)
+        result = DeferredResult(options.setdefault("task_id", uuid()), task.name)
+        place.call_after_commit(
+            task.name, lambda: result.run(lambda: apply(task, args, kwargs, **options))
+        )
         return result
 
     @cached_property

@@ -49,6 +49,11 @@ class Outlet(Protocol):
     ) -> Any:
         """Store the dispatch, or send it by calling ``send_task(app, name, **options)``."""
 
+    def apply_eagerly(
+        self, apply: Callable[..., Any], task: Any, options: dict[str, Any], asked: dict[str, Any]
+    ) -> Any:
+        """Run ``apply(task, **options)`` when the transaction has committed, or at once."""
+
 
 def attach(app: Celery, outlet: Outlet) -> None:
     """Make ``outlet`` the Outbox of ``app``; an attribute, so that a pickled app has none."""
@@ -68,6 +73,7 @@ def open_doors(app: Celery | None = None) -> None:
     our options are refused rather than let through.
     """
     _wrap(Celery, "send_task", _send_task)
+    _wrap(Task, "apply_async", _apply_async)
     _wrap(Task, "retry", _republish)
     _wrap(Task, "replace", _republish)
     _wrap(Task, "AsyncResult", _async_result)
@@ -91,7 +97,7 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def send_task(self: Celery, name: str, *positional: Any, **options: Any) -> Any:
         options.update(zip(names[1:], positional, strict=False))
-        asked = {option: options.pop(option) for option in OPTIONS if option in options}
+        asked = _asked(options)
         outlet = attached(self)
         task = options.get("task_type")
         if task is None:
@@ -104,6 +110,30 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
         return outlet.send(original, task, name, options, asked, is_republished=_is_republishing.get())
 
     return send_task
+
+
+def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
+    names = [name for name in inspect.signature(original).parameters if name != "self"]
+
+    def apply_async(self: Any, *positional: Any, **options: Any) -> Any:
+        app = self._get_app()
+        # Only eager mode never reaches send_task, the other door.
+        if not app.conf.task_always_eager:
+            return original(self, *positional, **options)
+        options.update(zip(names, positional, strict=False))
+        asked = _asked(options)
+        outlet = attached(app)
+        if outlet is None:
+            _refuse_unattached(app, self, asked)
+            return original(self, **options)
+        return outlet.apply_eagerly(original, self, options, asked)
+
+    return apply_async
+
+
+def _asked(options: dict[str, Any]) -> dict[str, Any]:
+    """Take our options out of ``options``."""
+    return {option: options.pop(option) for option in OPTIONS if option in options}
 
 
 def _refuse_unattached(app: Celery, task: Any, asked: dict[str, Any]) -> None:

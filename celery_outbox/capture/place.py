@@ -6,7 +6,7 @@ a short transaction of our own. Nothing here ever commits, rolls back or flushes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.engine import Engine
@@ -29,6 +29,10 @@ class OwnPlace:
     def add(self, messages: Sequence[OutboxMessage]) -> None:
         """Store messages and commit. Raises SchemaError or DatabaseError."""
         self.database.run(lambda connection: store(connection, self.database, messages))
+
+    def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` at once: there is no transaction."""
+        action()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,10 @@ class OpenPlace:
             tracker.wait(self.record, self.database, self.engine, messages)
         else:
             store(connection, self.database, messages)
+
+    def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` after the root commit of the transaction; never after a rollback."""
+        tracker.call_later(self.record, self.database, self.engine, task_name, action)
 
 
 Place = OpenPlace | OwnPlace

@@ -24,21 +24,39 @@ __all__ = ["ConnectionRecord", "Record", "SessionRecord", "Waiting", "bound_conn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A message that waits for its transaction to commit, on ``engine``'s connection."""
+    """What waits for its transaction to commit.
+
+    Attributes:
+        number: its place in time, among the savepoints.
+        database: the one whose transaction it is.
+        engine: that of the caller's connection.
+        task_name: for the warning when it is dropped.
+        message: to be written before COMMIT; or
+        action: to be called after it.
+    """
 
     number: int
     database: Database
     engine: Engine
-    message: OutboxMessage
+    task_name: str
+    message: OutboxMessage | None = None
+    action: Callable[[], None] | None = None
 
 
 class Record(ABC):
-    """One open transaction: of a Session, or of a Connection that no Session works on."""
+    """One open transaction: of a Session, or of a Connection that no Session works on.
+
+    Attributes:
+        mark: where it was begun.
+        waiting: what is to happen when it commits.
+        due: what is to be called once COMMIT has been carried out.
+    """
 
     def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
         self.mark = mark
         self.key = id(subject)
         self.waiting: list[Waiting] = []
+        self.due: list[Waiting] = []
         own = weakref.ref(self)
 
         def forget(_: object) -> None:
@@ -64,6 +82,13 @@ class Record(ABC):
     def is_prepared_on(self, database: Database) -> bool:
         """Whether nothing can be written any more: PREPARE TRANSACTION has been sent."""
 
+    def call_due(self) -> None:
+        """Call what is due, in order; an error stops the rest, as it would have at the calls."""
+        due, self.due = self.due, []
+        for each in due:
+            if each.action is not None:
+                each.action()
+
     def drop_after(self, number: int) -> list[Waiting]:
         """Take out what came after ``number``."""
         dropped = [each for each in self.waiting if each.number > number]
@@ -88,6 +113,7 @@ class ConnectionRecord(Record):
         sessions: the Sessions that work in this transaction.
         is_written: its ``commit`` event has come: what is dispatched now is written at once.
         is_prepared: PREPARE TRANSACTION has been sent: nothing more can be written.
+        is_hooked: what is due will be called after its COMMIT.
     """
 
     def __init__(self, mark: Mark, connection: Connection, gone: Callable[[Record], None]) -> None:
@@ -96,6 +122,7 @@ class ConnectionRecord(Record):
         self.sessions: list[SessionRecord] = []
         self.is_written = False
         self.is_prepared = False
+        self.is_hooked = False
 
     @property
     def connection(self) -> Connection | None:

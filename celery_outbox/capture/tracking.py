@@ -27,6 +27,7 @@ from ..errors import TransactionError
 from ..message import OutboxMessage
 from ..signals import outbox_stored
 from ..storage.database import Database, is_own
+from .commit_hook import call_after_commit
 from .owner import Mark, here
 from .records import ConnectionRecord, Record, SessionRecord, Waiting, bound_connection
 
@@ -81,11 +82,38 @@ class Tracker:
     ) -> None:
         """Keep messages until the transaction of ``record`` commits."""
         record.waiting += [
-            Waiting(number=next(self._numbers), database=database, engine=engine, message=message)
+            Waiting(
+                number=next(self._numbers),
+                database=database,
+                engine=engine,
+                task_name=message.task_name,
+                message=message,
+            )
             for message in messages
         ]
         if isinstance(record, SessionRecord) and record.is_committing:
             self._connect(record)
+
+    def call_later(
+        self,
+        record: Record,
+        database: Database,
+        engine: Engine,
+        task_name: str,
+        action: Callable[[], None],
+    ) -> None:
+        """Call ``action`` when the transaction of ``record`` has committed, and no other time."""
+        waiting = Waiting(
+            number=next(self._numbers),
+            database=database,
+            engine=engine,
+            task_name=task_name,
+            action=action,
+        )
+        if isinstance(record, ConnectionRecord):
+            self._hand_over(record, [waiting])
+        else:
+            record.waiting.append(waiting)
 
     def forget_everything(self) -> None:
         """After a fork: what was open belongs to the parent."""
@@ -151,7 +179,7 @@ class Tracker:
         session = record.session
         if session is None or bound_connection(session) is not None:
             return
-        for each in {id(each.database): each for each in record.waiting}.values():
+        for each in {id(each.database): each for each in record.waiting if each.message}.values():
             if record.on(each.database) is None:
                 session.connection(bind_arguments={"bind": each.engine})
 
@@ -164,14 +192,27 @@ class Tracker:
         bound = bound_connection(session)
         outer = None if bound is None else self._connection(bound)
         if outer is not None and outer.is_open:
-            outer.waiting += record.waiting
-            record.waiting = []
+            self._hand_over(outer, record.waiting + record.due)
+        else:
+            # What needs no connection has none whose commit would have made it due.
+            record.due += [each for each in record.waiting if each.action is not None]
+            record.waiting = [each for each in record.waiting if each.action is None]
+            return
+        record.waiting, record.due = [], []
+
+    def _hand_over(self, record: ConnectionRecord, waiting: Sequence[Waiting]) -> None:
+        """Let what waits wait for the commit of a Connection."""
+        record.waiting += waiting
+        connection = record.connection
+        if connection is not None and not record.is_hooked and any(each.action for each in waiting):
+            record.is_hooked = True
+            call_after_commit(connection, record.call_due)
 
     def _session_rolled_back(self, session: Session) -> None:
         record = self._session(session)
         if record is not None and session.get_nested_transaction() is None:
             record.is_over = True
-            record.waiting, record.lost = [], []
+            record.waiting, record.due, record.lost = [], [], []
 
     def _savepoint_of_session_rolled_back(
         self, session: Session, transaction: SessionTransaction
@@ -185,6 +226,7 @@ class Tracker:
         record = self._session(session)
         if transaction.parent is None and record is not None:
             self._gone(record)
+            record.call_due()
 
     def _began(self, connection: Connection) -> None:
         if not is_own(connection):
@@ -242,9 +284,11 @@ class Tracker:
         if record is None:
             return
         record.is_written = True
-        waiting = record.take(connection)
-        for session in record.sessions:
-            waiting += session.take(connection)
+        waiting: list[Waiting] = []
+        for each in (record, *record.sessions):
+            taken = each.take(connection)
+            waiting += [one for one in taken if one.message is not None]
+            each.due += [one for one in taken if one.action is not None]
         if waiting:
             write(connection, sorted(waiting, key=lambda each: each.number))
 
@@ -253,7 +297,8 @@ class Tracker:
         if record is None:
             return
         for session in record.sessions:
-            session.lost += [each.message.task_name for each in session.take(connection)]
+            session.lost += [each.task_name for each in session.take(connection)]
+        record.waiting, record.due = [], []
         self._remove(record)
 
     def _rolled_back_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
@@ -277,7 +322,7 @@ class Tracker:
     def _gone(self, record: Record) -> None:
         """The transaction has ended, or its Session or Connection was garbage-collected."""
         self._remove(record)
-        lost = [each.message.task_name for each in record.waiting]
+        lost = [each.task_name for each in record.waiting]
         lost += record.lost if isinstance(record, SessionRecord) else []
         record.waiting = []
         if lost:
@@ -307,7 +352,8 @@ def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
     for each in waiting:
         by_database.setdefault(id(each.database), []).append(each)
     for group in by_database.values():
-        store(connection, group[0].database, [each.message for each in group])
+        messages = [each.message for each in group if each.message is not None]
+        store(connection, group[0].database, messages)
 
 
 def refuse_unusable(database: Database, engine: Engine, connection: Connection | None) -> None:
@@ -328,8 +374,9 @@ def refuse_unusable(database: Database, engine: Engine, connection: Connection |
 def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
     """Insert messages of one database.
 
-    Raises SchemaError when its table is missing, TransactionError when it cannot be rolled back. Every other error of the database is the caller's to see as it is: retrying after a deadlock
-    rests on its class.
+    Raises SchemaError when its table is missing, TransactionError when it cannot be rolled back. Every
+    other error of the database is the caller's to see as it is: retrying after a deadlock rests on its
+    class.
     """
     refuse_unusable(database, connection.engine, connection)
     try:

@@ -35,6 +35,8 @@ _ENDING_SECONDS = 0.25
 
 _USING = "Write `with outbox.using(session): ...` around the dispatch"
 
+# As early as can be: the first dispatch of a process must see what was begun before it.
+tracker.listen()
 
 # What ``using`` was given, for this thread or asyncio task and what it starts.
 _using: ContextVar[Session | Connection | None] = ContextVar("celery_outbox_using", default=None)
@@ -46,7 +48,6 @@ class Transactions:
     def __init__(self, databases: Mapping[str, Database], *, require: bool) -> None:
         self._databases = databases
         self._require = require
-        tracker.listen()
 
     @contextmanager
     def using(self, subject: object) -> Iterator[None]:
@@ -223,8 +224,8 @@ class Transactions:
         if (default := self._default_engine(session)) is not None:
             engines.append(default)
         if not any(each.matches(it) for each in self._databases.values() for it in engines):
-            # Session(binds={...}) without a default; SQLAlchemy offers no public way to list them.
-            binds = getattr(session, "_Session__binds", {})
+            # Session(binds={...}) without a default; SQLAlchemy 2.0 offers no public way to list them.
+            binds = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})
             engines += [bind.engine for bind in binds.values()]
         return engines
 

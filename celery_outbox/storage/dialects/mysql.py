@@ -85,7 +85,11 @@ class MySQL(Dialect):
         ]
         for _ in range(_PAGES):
             candidates = self._candidates(connection, tables, broker, limit, after)
-            taken += self._lock(connection, tables, candidates, limit - len(taken), after_update)
+            rest = candidates
+            # Only as many at once as are wanted: those that have been due longest.
+            while rest and (wanted := limit - len(taken)) > 0:
+                taken += self._lock(connection, tables, rest[:wanted], after_update)
+                rest = rest[wanted:]
             if len(taken) >= limit or len(candidates) < limit + _SPARE_CANDIDATES:
                 break
             after = candidates[-1]
@@ -125,18 +129,14 @@ class MySQL(Dialect):
         connection: Connection,
         tables: Tables,
         candidates: Sequence[Row[Any]],
-        limit: int,
         columns: Sequence[ColumnElement[Any]],
     ) -> Sequence[Row[Any]]:
-        if not candidates:
-            return []
         t = tables.messages
         rows: Sequence[Any] = connection.execute(
             select(*columns)
             # Any other index would lock rows on the way.
             .with_hint(t, "FORCE INDEX (PRIMARY)")
             .where(t.c.id.in_([row.id for row in candidates]), tables.is_ready(self.now()))
-            .limit(limit)
             .with_for_update(skip_locked=True)
         ).all()
         return rows
