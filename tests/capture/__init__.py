@@ -1,0 +1,1 @@
+"""Which transaction a dispatch finds, and when its message is written."""

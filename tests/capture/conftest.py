@@ -1,0 +1,95 @@
+"""What the tests of capture share: engines, and apps with an installed outbox and no broker."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+
+from celery_outbox import Outbox
+from tests.capture.shop import TASK_NAME, Base, MakeEngine, OpenShop, Shop, receipt
+from tests.processes import unused_port
+
+
+@pytest.fixture
+def make_engine() -> Iterator[MakeEngine]:
+    """Make engines that are disposed of when the test ends."""
+    engines: list[sa.Engine] = []
+
+    def make(url: str | sa.URL, **options: Any) -> sa.Engine:
+        engines.append(sa.create_engine(url, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def make_app() -> Callable[..., Celery]:
+    """Make apps, each with a name of its own, whose broker nobody listens for."""
+
+    def make(**options: Any) -> Celery:
+        app = Celery(
+            f"shop-{uuid.uuid4().hex[:8]}",
+            set_as_current=False,
+            **{"broker": f"redis://127.0.0.1:{unused_port()}/0"} | options,
+        )
+        app.task(name=TASK_NAME)(receipt)
+        return app
+
+    return make
+
+
+@pytest.fixture
+def open_shop(make_app: Callable[..., Celery]) -> OpenShop:
+    """Open shops: an app, its installed outbox on the databases given, and empty orders."""
+
+    def open_(databases: dict[str, sa.Engine], **settings: Any) -> Shop:
+        app = make_app()
+        # No test shall store beside a transaction by accident.
+        outbox = Outbox(app, databases=databases, **{"require_transaction": True} | settings)
+        outbox.install()
+        for engine in databases.values():
+            Base.metadata.create_all(engine)
+        return Shop(app=app, outbox=outbox, engines=databases)
+
+    return open_
+
+
+@pytest.fixture
+def engine(database_url: str, make_engine: MakeEngine) -> sa.Engine:
+    """An engine for an empty database, on each of the three in turn."""
+    return make_engine(database_url)
+
+
+@pytest.fixture
+def shop(engine: sa.Engine, open_shop: OpenShop) -> Shop:
+    """A shop on each of the three databases in turn."""
+    return open_shop({"default": engine})
+
+
+@pytest.fixture
+def sqlite_engine(sqlite_url: str, make_engine: MakeEngine) -> sa.Engine:
+    return make_engine(sqlite_url)
+
+
+@pytest.fixture
+def sqlite_shop(sqlite_engine: sa.Engine, open_shop: OpenShop) -> Shop:
+    """A shop on SQLite, where the database does not matter."""
+    return open_shop({"default": sqlite_engine})
+
+
+@pytest.fixture
+def other_url(tmp_path: Path) -> str:
+    """The URL of a second SQLite file."""
+    return f"sqlite:///{tmp_path / 'other.db'}"
+
+
+@pytest.fixture
+def two_shop(make_engine: MakeEngine, open_shop: OpenShop, sqlite_url: str, other_url: str) -> Shop:
+    """A shop with two databases, main and billing, on SQLite."""
+    return open_shop({"main": make_engine(sqlite_url), "billing": make_engine(other_url)})
