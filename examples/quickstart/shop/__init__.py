@@ -1,0 +1,1 @@
+"""A small shop that takes orders, and has a Celery worker write their receipts."""
