@@ -47,7 +47,8 @@ make_venv() {
         say "Installing python3-venv ..."
         quietly apt-get update -qq
         quietly env DEBIAN_FRONTEND=noninteractive \
-            apt-get install -y -qq --no-install-recommends python3-venv
+            apt-get install -y -qq --no-install-recommends \
+            -o DPkg::Lock::Timeout=300 python3-venv
         has_venv "$python" || die "$python has no venv module, nor has python3-venv brought it."
     fi
     say "Making a virtual environment in $venv ..."
@@ -56,14 +57,14 @@ make_venv() {
 }
 
 # The stamp tells for which pyproject.toml, and in which folder, the last install was made.
-install_package() {
+install() {
     local stamp=$venv/installed wanted
     wanted="$(cksum <pyproject.toml) $PWD"
-    if [[ -e $stamp && $(<"$stamp") == "$wanted" ]]; then
+    if [[ -e $stamp && $(<"$stamp") == "$wanted" ]] && "$venv/bin/python" -c '' 2>/dev/null; then
         return
     fi
+    make_venv
     say "Installing celery_outbox into it ..."
-    rm -f "$stamp"
     quietly "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e . ||
         die "pip could not install the package."
     printf '%s\n' "$wanted" >"$stamp"
@@ -75,7 +76,6 @@ if [[ -n ${QUICKSTART_PYTHON:-} ]]; then
     export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 else
     python=$venv/bin/python
-    "$python" -c '' 2>/dev/null || make_venv
-    install_package
+    install
 fi
 exec "$python" examples/quickstart/tour.py "$directory/data"
