@@ -160,6 +160,8 @@ class MySQL(Dialect):
             )
         try:
             yield
+            # The next process must see what this one did.
+            connection.commit()
         finally:
             connection.execute(select(func.release_lock(name)))
 
