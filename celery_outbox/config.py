@@ -90,6 +90,12 @@ def _refuse(what: str, expected: str, found: object, todo: str = "") -> NoReturn
     raise ConfigurationError(f"{what}: expected {expected}, got {found!r}. {todo}".rstrip())
 
 
+def _refuse_unseen(what: str, expected: str, value: object, todo: str = "") -> NoReturn:
+    """Refuse a value that may hold a URL with a password in it: it is not repeated."""
+    found = type(value).__name__ if value else repr(value)
+    raise ConfigurationError(f"{what}: expected {expected}, got {found}. {todo}".rstrip())
+
+
 def _flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         _refuse(what, "True or False", value)
@@ -98,7 +104,7 @@ def _flag(what: str, value: object) -> bool:
 
 def _databases(what: str, value: object) -> Mapping[str, DatabaseSource]:
     if not isinstance(value, Mapping) or not value:
-        _refuse(
+        _refuse_unseen(
             what,
             "a mapping of at least one name to an engine, an AsyncEngine or a URL",
             value,
@@ -113,13 +119,13 @@ def _database(what: str, name: str, source: object) -> DatabaseSource:
     if isinstance(source, str):
         try:
             return make_url(source)
-        except ArgumentError as error:
-            # The text may be a URL with a password in it: it is not repeated.
+        except ArgumentError:
+            # The text may be a URL with a password in it, which SQLAlchemy 2.0 repeats.
             raise ConfigurationError(
                 f"{what}[{name!r}]: expected an SQLAlchemy database URL such as "
                 "postgresql+psycopg://user@host/name, got text that is none."
-            ) from error
-    _refuse(f"{what}[{name!r}]", "an engine, an AsyncEngine or a URL", source)
+            ) from None
+    _refuse_unseen(f"{what}[{name!r}]", "an engine, an AsyncEngine or a URL", source)
 
 
 def _table(what: str, value: object) -> str:
@@ -157,7 +163,7 @@ def _lease(what: str, value: object) -> timedelta:
 
 def _brokers(what: str, value: object) -> Mapping[str, BrokerSpec]:
     if not isinstance(value, Mapping):
-        _refuse(what, "a mapping of broker names to URLs", value)
+        _refuse_unseen(what, "a mapping of broker names to URLs", value)
     return {
         _name(f"{what}, a key", name): _broker(f"{what}[{name!r}]", it) for name, it in value.items()
     }
@@ -167,15 +173,12 @@ def _broker(what: str, value: object) -> BrokerSpec:
     given = {"url": value} if isinstance(value, str) else value
     allowed = {"url", "transport_options", "default", "max_delay"}
     if not isinstance(given, Mapping) or not isinstance(given.get("url"), str):
-        # The value may hold a URL with a password in it: it is not repeated.
-        raise ConfigurationError(
-            f"{what}: expected a broker URL, or a mapping with a 'url', got {type(value).__name__}."
-        )
+        _refuse_unseen(what, "a broker URL, or a mapping with a 'url'", value)
     if unknown := sorted(set(given) - allowed):
         _refuse(what, f"no keys but {sorted(allowed)}", unknown)
     options = given.get("transport_options", {})
     if not isinstance(options, Mapping):
-        _refuse(f"{what}['transport_options']", "a mapping", options)
+        _refuse_unseen(f"{what}['transport_options']", "a mapping", options)
     early = given.get("max_delay")
     return BrokerSpec(
         url=given["url"],
