@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,15 +12,17 @@ from kombu import Connection
 from sqlalchemy import MetaData
 
 from .capture import doors
+from .capture.batch import current_batch
+from .capture.canvas import open_canvases
+from .capture.choice import Choice, Level, choose, of_task
 from .capture.eager import DeferredResult, copied
 from .capture.place import Place
 from .capture.producer import OutboxProducer, Request
-from .capture.results import attach_results, note_stored
+from .capture.results import attach_results
 from .capture.transaction import Transactions
 from .capture.view import view_of
-from .config import BrokerSpec, Settings, check_names, read_retry, read_settings
+from .config import BrokerSpec, Settings, check_names, read_settings
 from .errors import ConfigurationError, OptionError
-from .policy import RetryPolicy
 from .storage.database import Database
 from .storage.install import install
 from .storage.schema import Tables
@@ -30,15 +31,6 @@ from .transports import Transport, describe
 __all__ = ["Outbox"]
 
 _FIXUP = "celery_outbox.capture.doors:open_doors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """That a dispatch is stored, and what it asked for; None stands for "choose for me"."""
-
-    database: str | None
-    broker: str | None
-    retry: RetryPolicy | None
 
 
 class Outbox:
@@ -60,6 +52,7 @@ class Outbox:
         self._given = settings
         self._app: Celery | None = None
         doors.open_doors()
+        open_canvases()
         if app is not None:
             self.init_app(app)
 
@@ -134,15 +127,14 @@ class Outbox:
     def send(
         self,
         send_task: Callable[..., Any],
-        task: Any,
         name: str,
         options: dict[str, Any],
-        asked: dict[str, Any],
+        levels: Sequence[Level],
         *,
         is_republished: bool,
     ) -> Any:
         """Store a dispatch, or send it by calling ``send_task``; what the door calls."""
-        choice = self._choose(task, asked, is_republished=is_republished)
+        choice = self._choose(levels, is_republished=is_republished)
         if choice is None:
             return send_task(self.app, name, **options)
         if options.get("connection") is not None:
@@ -150,28 +142,25 @@ class Outbox:
                 "connection: expected none for a dispatch through the outbox, which contacts no "
                 "broker, got one. Leave it out, or add via_outbox=False."
             )
-        broker = choice.broker or self.settings.name
         place = self._place(choice, is_republished=is_republished)
-        producer = OutboxProducer(
-            self.app,
-            Request(
-                broker=broker,
-                transport=self._transport(broker),
-                task_name=name,
-                countdown=options.get("countdown"),
-                retry=choice.retry,
-            ),
-        )
+        producer = OutboxProducer(self.app, self._request(choice, name, options))
         result = send_task(view_of(self.app, producer), name, **options)
-        place.add(producer.messages)
-        note_stored(result.id)
+        batch = current_batch()
+        if batch is None:
+            place.add(producer.messages)
+        else:
+            batch.add(place, producer.messages)
         return result
 
     def apply_eagerly(
-        self, apply: Callable[..., Any], task: Any, options: dict[str, Any], asked: dict[str, Any]
+        self,
+        apply: Callable[..., Any],
+        task: Any,
+        options: dict[str, Any],
+        levels: Sequence[Level],
     ) -> Any:
         """Run an eager dispatch when its transaction has committed, or at once; what the door calls."""
-        choice = self._choose(task, asked, is_republished=False)
+        choice = self._choose(levels, is_republished=False)
         if choice is None:
             return apply(task, **options)
         place = self._place(choice, is_republished=False)
@@ -186,44 +175,52 @@ class Outbox:
         )
         return result
 
+    def place_of_chord(self, header: Iterable[tuple[Any, Level]]) -> Place | None:
+        """Where the stored members of a chord go; None when none is stored; what the door calls.
+
+        Raises OptionError when they name different databases.
+        """
+        places: dict[str, Place] = {}
+        for signature, canvas in header:
+            task = self.app._tasks.get(signature.task)
+            choice = self._choose([signature.options, canvas, of_task(task)], is_republished=False)
+            if choice is not None:
+                place = self._place(choice, is_republished=False)
+                places[place.database.name] = place
+        if len(places) > 1:
+            raise OptionError(
+                "expected the stored members of a chord to go to one database, found "
+                f"{', '.join(map(repr, sorted(places)))}. Give outbox_database= to the chord instead."
+            )
+        return next(iter(places.values()), None)
+
     @cached_property
     def _transactions(self) -> Transactions:
         return Transactions(self.databases, require=self.settings.require_transaction)
 
-    def _place(self, choice: _Choice, *, is_republished: bool) -> Place:
+    def _place(self, choice: Choice, *, is_republished: bool) -> Place:
         # retry() and replace() end by raising: the transaction around them will be rolled back.
         if is_republished:
             return self._transactions.alone(choice.database)
         return self._transactions.find(choice.database)
 
-    def _choose(self, task: Any, asked: dict[str, Any], *, is_republished: bool) -> _Choice | None:
-        """Call, then task, then app; None: this dispatch is sent directly."""
-        defaults = {
-            option: value
-            for option in doors.OPTIONS
-            if (value := getattr(task, option, None)) is not None
-        }
-        wanted = _wish(asked, "this call")
-        if wanted is None and not is_republished:
-            # An explicit None in the call clears what the task says.
-            rest = {key: value for key, value in defaults.items() if key not in asked}
-            wanted = _wish(rest, "the task")
-            if wanted is None:
-                wanted = self.settings.default
-        if not wanted:
-            return None
-        merged = defaults | asked
-        broker = merged.get("outbox_broker")
-        if broker is not None and broker not in self._brokers:
+    def _choose(self, levels: Sequence[Level], *, is_republished: bool) -> Choice | None:
+        choice = choose(levels, default=self.settings.default and not is_republished)
+        if choice is not None and choice.broker is not None and choice.broker not in self._brokers:
             raise OptionError(
-                f"outbox_broker: expected one of {sorted(self._brokers)}, got {broker!r}. "
+                f"outbox_broker: expected one of {sorted(self._brokers)}, got {choice.broker!r}. "
                 "Add it to outbox_brokers."
             )
-        retry = merged.get("outbox_retry")
-        return _Choice(
-            database=merged.get("outbox_database"),
+        return choice
+
+    def _request(self, choice: Choice, name: str, options: Mapping[str, Any]) -> Request:
+        broker = choice.broker or self.settings.name
+        return Request(
             broker=broker,
-            retry=None if retry is None else read_retry("outbox_retry", retry),
+            transport=self._transport(broker),
+            task_name=name,
+            countdown=options.get("countdown"),
+            retry=choice.retry,
         )
 
     @cached_property
@@ -254,23 +251,3 @@ class Outbox:
         if spec is None:
             return self.app.connection_for_write()
         return self.app.connection_for_write(spec.url, transport_options=dict(spec.transport_options))
-
-
-def _wish(options: Mapping[str, Any], who: str) -> bool | None:
-    """What one level says: True to store, False to send, None for nothing.
-
-    Naming a database or a broker says "store".
-    """
-    via = options.get("via_outbox")
-    if via is not None and not isinstance(via, bool):
-        raise OptionError(f"via_outbox: expected True, False or None, got {via!r}.")
-    named = [
-        option for option in ("outbox_database", "outbox_broker") if options.get(option) is not None
-    ]
-    if via is False and named:
-        raise OptionError(
-            f"expected via_outbox=False alone, found it together with {', '.join(named)} in the "
-            f"options of {who}. Clear an earlier choice with .set({named[0]}=None), or leave "
-            "via_outbox=False away."
-        )
-    return True if named else via

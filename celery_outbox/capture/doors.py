@@ -1,4 +1,4 @@
-"""The two doors through which every dispatch goes, and what is told apart there.
+"""The two doors through which every dispatch goes.
 
 ``Celery.send_task`` is where a dispatch is stored or sent; ``Task.apply_async`` is where eager mode
 turns off. Both are wrapped once, on Celery's classes, so that every task of every app is reached,
@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from celery import Celery
 from celery.app.task import Task
-from celery.canvas import group
 
 from ..errors import NoOutboxError
-from .results import Later, noting_stored
+from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take
+from .place import Place
+from .results import Later
 
-__all__ = ["OPTIONS", "Outlet", "attach", "attached", "open_doors"]
-
-#: The options of ours: popped at the doors, never on the wire.
-OPTIONS = ("via_outbox", "outbox_database", "outbox_broker", "outbox_retry")
+__all__ = ["Outlet", "attach", "attached", "open_doors", "wrap"]
 
 _ATTRIBUTE = "_celery_outbox"
+
+#: Celery's own tasks that run another: what that one says counts.
+_MAPS = frozenset({"celery.map", "celery.starmap"})
 
 # Task.retry and Task.replace end by raising, which rolls back the transaction around them: what they
 # dispatch is told apart by this.
@@ -35,24 +36,33 @@ _is_republishing: ContextVar[bool] = ContextVar("celery_outbox_republishing", de
 
 
 class Outlet(Protocol):
-    """What the doors ask of the Outbox of an app."""
+    """What the doors ask of the Outbox of an app.
+
+    ``levels`` is what the call, the canvas around it and the task say, in that order.
+    """
 
     def send(
         self,
         send_task: Callable[..., Any],
-        task: Any,
         name: str,
         options: dict[str, Any],
-        asked: dict[str, Any],
+        levels: Sequence[Level],
         *,
         is_republished: bool,
     ) -> Any:
         """Store the dispatch, or send it by calling ``send_task(app, name, **options)``."""
 
     def apply_eagerly(
-        self, apply: Callable[..., Any], task: Any, options: dict[str, Any], asked: dict[str, Any]
+        self,
+        apply: Callable[..., Any],
+        task: Any,
+        options: dict[str, Any],
+        levels: Sequence[Level],
     ) -> Any:
         """Run ``apply(task, **options)`` when the transaction has committed, or at once."""
+
+    def place_of_chord(self, header: Iterable[tuple[Any, Level]]) -> Place | None:
+        """Where the stored members of a chord's header go; None when none is stored."""
 
 
 def attach(app: Celery, outlet: Outlet) -> None:
@@ -72,15 +82,15 @@ def open_doors(app: Celery | None = None) -> None:
     Also a Celery fixup: an app that was pickled brings it along, so that in the other process, too,
     our options are refused rather than let through.
     """
-    _wrap(Celery, "send_task", _send_task)
-    _wrap(Task, "apply_async", _apply_async)
-    _wrap(Task, "retry", _republish)
-    _wrap(Task, "replace", _republish)
-    _wrap(Task, "AsyncResult", _async_result)
-    _wrap(group, "apply_async", _group_apply_async)
+    wrap(Celery, "send_task", _send_task)
+    wrap(Task, "apply_async", _apply_async)
+    wrap(Task, "retry", _republish)
+    wrap(Task, "replace", _republish)
+    wrap(Task, "AsyncResult", _async_result)
 
 
-def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
+def wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
+    """Wrap a method on Celery's class, once, however many wrappers others have put around it."""
     function = getattr(owner, name)
     inner = function
     while inner is not None:
@@ -97,19 +107,42 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def send_task(self: Celery, name: str, *positional: Any, **options: Any) -> Any:
         options.update(zip(names[1:], positional, strict=False))
-        asked = _asked(options)
+        asked, canvas, is_republished = take(options), of_canvas(), _is_republishing.get()
+        levels = [asked, canvas]
+        if not is_republished:
+            levels += _task_levels(self, name, options)
         outlet = attached(self)
-        task = options.get("task_type")
-        if task is None:
-            # As Celery does: without finalizing the app.
-            task = self._tasks.get(name)
         if outlet is None:
-            if not _is_republishing.get():
-                _refuse_unattached(self, task, asked)
+            _refuse_unattached(self, levels)
             return original(self, name, **options)
-        return outlet.send(original, task, name, options, asked, is_republished=_is_republishing.get())
+        # What handlers of Celery's signals dispatch meanwhile is no member of the canvas.
+        with choosing({}):
+            return outlet.send(original, name, options, levels, is_republished=is_republished)
 
     return send_task
+
+
+def _task_levels(app: Celery, name: str, options: dict[str, Any]) -> list[Level]:
+    """What the task says that is sent, or that is mapped over its arguments."""
+    if name in _MAPS and (mapped := (options.get("kwargs") or {}).get("task")):
+        said = {key: mapped["options"][key] for key in OPTIONS if key in mapped["options"]}
+        return [said, of_task(app._tasks.get(mapped["task"]))]
+    task = options.get("task_type")
+    # As Celery does: without finalizing the app.
+    return [of_task(app._tasks.get(name) if task is None else task)]
+
+
+def _refuse_unattached(app: Celery, levels: Sequence[Level]) -> None:
+    for level in levels:
+        if level.get("via_outbox") is False:
+            return
+        found = [option for option in OPTIONS if level.get(option)]
+        if found:
+            raise NoOutboxError(
+                f"expected an Outbox on the Celery app {app.main!r}, because this dispatch says "
+                f"{', '.join(found)}, found none. Create Outbox(app, databases=...) in this process "
+                "(a pickled app brings none along)."
+            )
 
 
 def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,34 +154,15 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
         if not app.conf.task_always_eager:
             return original(self, *positional, **options)
         options.update(zip(names, positional, strict=False))
-        asked = _asked(options)
+        levels = [take(options), of_canvas(), of_task(self)]
         outlet = attached(app)
         if outlet is None:
-            _refuse_unattached(app, self, asked)
+            _refuse_unattached(app, levels)
             return original(self, **options)
-        return outlet.apply_eagerly(original, self, options, asked)
+        with choosing({}):
+            return outlet.apply_eagerly(original, self, options, levels)
 
     return apply_async
-
-
-def _asked(options: dict[str, Any]) -> dict[str, Any]:
-    """Take our options out of ``options``."""
-    return {option: options.pop(option) for option in OPTIONS if option in options}
-
-
-def _refuse_unattached(app: Celery, task: Any, asked: dict[str, Any]) -> None:
-    defaults = {option: getattr(task, option, None) for option in OPTIONS}
-    if asked.get("via_outbox") is False and not any(
-        asked.get(option) for option in OPTIONS if option != "via_outbox"
-    ):
-        return
-    found = sorted(option for option in OPTIONS if asked.get(option) or defaults[option])
-    if found:
-        raise NoOutboxError(
-            f"expected an Outbox on the Celery app {app.main!r}, because this dispatch says "
-            f"{', '.join(found)}, found none. Create Outbox(app, databases=...) in this process "
-            "(a pickled app brings none along)."
-        )
 
 
 def _republish(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,11 +191,3 @@ def _async_result(original: Callable[..., Any]) -> Callable[..., Any]:
         return app.AsyncResult(task_id, task_name=self.name, **kwargs)
 
     return async_result
-
-
-def _group_apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
-    def apply_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with noting_stored():
-            return original(self, *args, **kwargs)
-
-    return apply_async

@@ -30,6 +30,10 @@ class OwnPlace:
         """Store messages and commit. Raises SchemaError or DatabaseError."""
         self.database.run(lambda connection: store(connection, self.database, messages))
 
+    def call_before_commit(self, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` at once: there is no transaction yet."""
+        action()
+
     def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` at once: there is no transaction."""
         action()
@@ -56,13 +60,17 @@ class OpenPlace:
         """Store messages with what the caller writes; commits nothing."""
         connection = self.record.writes_now_on(self.database)
         if connection is None:
-            tracker.wait(self.record, self.database, self.engine, messages)
+            tracker.wait(self.record, (self.database, self.engine), messages)
         else:
             store(connection, self.database, messages)
 
+    def call_before_commit(self, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` before COMMIT, before messages are written; its error fails the commit."""
+        tracker.call(self.record, (self.database, self.engine), task_name, before=action)
+
     def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` after the root commit of the transaction; never after a rollback."""
-        tracker.call_later(self.record, self.database, self.engine, task_name, action)
+        tracker.call(self.record, (self.database, self.engine), task_name, after=action)
 
 
 Place = OpenPlace | OwnPlace

@@ -32,7 +32,8 @@ class Waiting:
         engine: that of the caller's connection.
         task_name: for the warning when it is dropped.
         message: to be written before COMMIT; or
-        action: to be called after it.
+        before: to be called before it, and before messages are written; or
+        after: to be called after it.
     """
 
     number: int
@@ -40,7 +41,8 @@ class Waiting:
     engine: Engine
     task_name: str
     message: OutboxMessage | None = None
-    action: Callable[[], None] | None = None
+    before: Callable[[], None] | None = None
+    after: Callable[[], None] | None = None
 
 
 class Record(ABC):
@@ -86,8 +88,8 @@ class Record(ABC):
         """Call what is due, in order; an error stops the rest, as it would have at the calls."""
         due, self.due = self.due, []
         for each in due:
-            if each.action is not None:
-                each.action()
+            if each.after is not None:
+                each.after()
 
     def drop_after(self, number: int) -> list[Waiting]:
         """Take out what came after ``number``."""

@@ -7,18 +7,15 @@ Celery's own fulfilling of promises is only postponed to the first ``get``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult, GroupResult
 
-__all__ = ["Later", "attach_results", "note_stored", "noting_stored"]
+from .batch import current_batch
 
-#: The ids stored by the canvas that is being dispatched; None outside one.
-_stored_ids: ContextVar[set[str] | None] = ContextVar("celery_outbox_stored_ids", default=None)
+__all__ = ["Later", "attach_results"]
 
 
 class Later:
@@ -59,11 +56,14 @@ class StoredResult(AsyncResult):  # type: ignore[misc]  # Celery has no types
         self._backend = value
 
     def then(self, callback: Any, on_error: Any = None, weak: bool = False) -> Any:
-        """Call ``callback`` with the result; of a stored task, no sooner than somebody waits."""
-        if self.id in (_stored_ids.get() or ()):
+        """Call ``callback`` with the result; of a stored canvas, no sooner than somebody waits."""
+        batch = current_batch()
+        if batch is None:
+            return super().then(callback, on_error, weak)
+        if not self._is_unsubscribed:
             self._is_unsubscribed = True
-            return self.on_ready.then(callback, on_error)
-        return super().then(callback, on_error, weak)
+            batch.subscribe_later(self.subscribe)
+        return self.on_ready.then(callback, on_error)
 
     def subscribe(self) -> None:
         """Tell the backend that this result is waited for, where ``then`` did not."""
@@ -100,20 +100,3 @@ def attach_results(app: Celery) -> None:
     app.GroupResult = app.subclass_with_self(
         StoredGroupResult, name="GroupResult", reverse="GroupResult"
     )
-
-
-@contextmanager
-def noting_stored() -> Iterator[None]:
-    """While a canvas is dispatched: remember which of its tasks were stored."""
-    token = _stored_ids.set(set())
-    try:
-        yield
-    finally:
-        _stored_ids.reset(token)
-
-
-def note_stored(task_id: str) -> None:
-    """Remember, for the canvas being dispatched, that this task was stored."""
-    ids = _stored_ids.get()
-    if ids is not None:
-        ids.add(task_id)

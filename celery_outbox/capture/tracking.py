@@ -74,46 +74,37 @@ class Tracker:
         return [record for record in records if record.is_open]
 
     def wait(
-        self,
-        record: Record,
-        database: Database,
-        engine: Engine,
-        messages: Sequence[OutboxMessage],
+        self, record: Record, place: tuple[Database, Engine], messages: Sequence[OutboxMessage]
     ) -> None:
-        """Keep messages until the transaction of ``record`` commits."""
-        record.waiting += [
-            Waiting(
-                number=next(self._numbers),
-                database=database,
-                engine=engine,
-                task_name=message.task_name,
-                message=message,
-            )
-            for message in messages
-        ]
-        if isinstance(record, SessionRecord) and record.is_committing:
-            self._connect(record)
+        """Keep messages until the transaction of ``record`` commits on ``place``."""
+        self._keep(record, [self._waiting(place, each.task_name, message=each) for each in messages])
 
-    def call_later(
+    def call(
         self,
         record: Record,
-        database: Database,
-        engine: Engine,
+        place: tuple[Database, Engine],
         task_name: str,
-        action: Callable[[], None],
+        *,
+        before: Callable[[], None] | None = None,
+        after: Callable[[], None] | None = None,
     ) -> None:
-        """Call ``action`` when the transaction of ``record`` has committed, and no other time."""
-        waiting = Waiting(
-            number=next(self._numbers),
-            database=database,
-            engine=engine,
-            task_name=task_name,
-            action=action,
-        )
+        """Call ``before`` or ``after`` the commit of ``record``'s transaction, at no other time."""
+        self._keep(record, [self._waiting(place, task_name, before=before, after=after)])
+
+    def _waiting(self, place: tuple[Database, Engine], task_name: str, **what: Any) -> Waiting:
+        database, engine = place
+        number = next(self._numbers)
+        return Waiting(number=number, database=database, engine=engine, task_name=task_name, **what)
+
+    def _keep(self, record: Record, waiting: Sequence[Waiting]) -> None:
+        record.waiting += waiting
         if isinstance(record, ConnectionRecord):
-            self._hand_over(record, [waiting])
-        else:
-            record.waiting.append(waiting)
+            connection = record.connection
+            if connection is not None and not record.is_hooked and any(each.after for each in waiting):
+                record.is_hooked = True
+                call_after_commit(connection, record.call_due)
+        elif isinstance(record, SessionRecord) and record.is_committing:
+            self._connect(record)
 
     def forget_everything(self) -> None:
         """After a fork: what was open belongs to the parent."""
@@ -179,7 +170,7 @@ class Tracker:
         session = record.session
         if session is None or bound_connection(session) is not None:
             return
-        for each in {id(each.database): each for each in record.waiting if each.message}.values():
+        for each in {id(each.database): each for each in record.waiting if not each.after}.values():
             if record.on(each.database) is None:
                 session.connection(bind_arguments={"bind": each.engine})
 
@@ -192,21 +183,12 @@ class Tracker:
         bound = bound_connection(session)
         outer = None if bound is None else self._connection(bound)
         if outer is not None and outer.is_open:
-            self._hand_over(outer, record.waiting + record.due)
+            self._keep(outer, record.waiting + record.due)
+            record.waiting, record.due = [], []
         else:
-            # What needs no connection has none whose commit would have made it due.
-            record.due += [each for each in record.waiting if each.action is not None]
-            record.waiting = [each for each in record.waiting if each.action is None]
-            return
-        record.waiting, record.due = [], []
-
-    def _hand_over(self, record: ConnectionRecord, waiting: Sequence[Waiting]) -> None:
-        """Let what waits wait for the commit of a Connection."""
-        record.waiting += waiting
-        connection = record.connection
-        if connection is not None and not record.is_hooked and any(each.action for each in waiting):
-            record.is_hooked = True
-            call_after_commit(connection, record.call_due)
+            # What is only to be called afterwards needed no Connection, and may have had none.
+            record.due += [each for each in record.waiting if each.after is not None]
+            record.waiting = [each for each in record.waiting if each.after is None]
 
     def _session_rolled_back(self, session: Session) -> None:
         record = self._session(session)
@@ -287,10 +269,13 @@ class Tracker:
         waiting: list[Waiting] = []
         for each in (record, *record.sessions):
             taken = each.take(connection)
-            waiting += [one for one in taken if one.message is not None]
-            each.due += [one for one in taken if one.action is not None]
-        if waiting:
-            write(connection, sorted(waiting, key=lambda each: each.number))
+            waiting += [one for one in taken if one.after is None]
+            each.due += [one for one in taken if one.after is not None]
+        waiting.sort(key=lambda one: one.number)
+        for one in waiting:
+            if one.before is not None:
+                one.before()
+        write(connection, [one for one in waiting if one.message is not None])
 
     def _rolled_back(self, connection: Connection) -> None:
         record = self._connection(connection)

@@ -1,7 +1,7 @@
-"""A view of a Celery app through which one dispatch goes without touching broker or backend.
+"""Views of a Celery app, in which one dispatch meets another producer or result backend.
 
-An instance of a subclass of the app's own type that shares its ``__dict__``: everything is the
-app's but the producer and the result backend. Celery's ``send_task`` runs unchanged on it.
+A view is an instance of a subclass of the app's own type that shares its ``__dict__``: everything is
+the app's but what the view replaces. Celery's own code runs unchanged on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery import Celery
 
 from .producer import OutboxProducer
 
-__all__ = ["view_of"]
+__all__ = ["chord_view_of", "view_of"]
 
 
 class _NoBackend:
@@ -29,12 +29,21 @@ _NO_BACKEND = _NoBackend()
 
 
 def view_of(app: Celery, producer: OutboxProducer) -> Celery:
-    """Return the view of ``app`` in which ``producer`` is every producer."""
+    """The view of ``app`` in which ``producer`` is every producer, and no backend is told."""
+    return _view(app, _storing_type, producer)
+
+
+def chord_view_of(app: Celery, backend: Any) -> Celery:
+    """The view of ``app`` in which ``backend`` is the result backend."""
+    return _view(app, _chord_type, backend)
+
+
+def _view(app: Celery, make_type: Any, replacement: Any) -> Celery:
     _settle(app)
     app_type: Any = type(app)
-    view: Any = object.__new__(_view_type(app_type))
+    view: Any = object.__new__(make_type(app_type))
     view.__dict__ = app.__dict__
-    view.outbox_producer = producer
+    view.outbox_replacement = replacement
     return view
 
 
@@ -44,20 +53,22 @@ def _settle(app: Celery) -> None:
 
 
 @lru_cache(maxsize=64)
-def _view_type(app_type: Any) -> Any:
+def _storing_type(app_type: Any) -> Any:
     @contextmanager
     def producer_or_acquire(self: Any, producer: Any = None) -> Iterator[OutboxProducer]:
         # Beat and canvases pass a producer of their own; it is not used.
-        yield self.outbox_producer
+        yield self.outbox_replacement
 
+    return _subclass(app_type, backend=_NO_BACKEND, producer_or_acquire=producer_or_acquire)
+
+
+@lru_cache(maxsize=64)
+def _chord_type(app_type: Any) -> Any:
+    return _subclass(app_type, backend=property(lambda self: self.outbox_replacement))
+
+
+def _subclass(app_type: Any, **replaced: Any) -> Any:
+    # In a slot: the __dict__ is the app's.
     return type(
-        f"{app_type.__name__}View",
-        (app_type,),
-        {
-            # In a slot: the __dict__ is the app's.
-            "__slots__": ("outbox_producer",),
-            "backend": _NO_BACKEND,
-            "producer_or_acquire": producer_or_acquire,
-            "producer_or_acquire_for_write": producer_or_acquire,
-        },
+        f"{app_type.__name__}View", (app_type,), {"__slots__": ("outbox_replacement",), **replaced}
     )
