@@ -7,15 +7,16 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
-from celery import Celery, uuid
+from celery import Celery, Signature, uuid
 from kombu import Connection
 from sqlalchemy import MetaData
 
 from .capture import doors
-from .capture.batch import current_batch
+from .capture.batch import Batch, batching, current_batch
 from .capture.canvas import open_canvases
-from .capture.choice import Choice, Level, choose, of_task
+from .capture.choice import Choice, Level, choose, choosing, of_canvas, of_task, under
 from .capture.eager import DeferredResult, copied
+from .capture.held import HeldProducer
 from .capture.place import Place
 from .capture.producer import OutboxProducer, Request
 from .capture.results import attach_results
@@ -116,6 +117,35 @@ class Outbox:
         for database in self.databases.values():
             install(database)
 
+    def bulk(
+        self,
+        signatures: Iterable[Any],
+        *,
+        via_outbox: bool | None = True,
+        outbox_database: str | None = None,
+        outbox_broker: str | None = None,
+    ) -> list[Any]:
+        """Dispatch many signatures or canvases, stored together; their results in the same order.
+
+        The options hold for members that have no choice of their own; ``via_outbox=None`` leaves it to
+        each task. What is stored in one database is stored all or not at all. When a member cannot be
+        built, nothing of any is stored or sent. Members sent directly go last, after everything is
+        stored, and are outside that guarantee.
+        """
+        members = list(signatures)
+        for member in members:
+            if not isinstance(member, Signature):
+                raise OptionError(
+                    f"outbox.bulk: expected signatures such as task.s(...), got {member!r}."
+                )
+        said = {
+            "via_outbox": via_outbox,
+            "outbox_database": outbox_database,
+            "outbox_broker": outbox_broker,
+        }
+        with choosing(under(of_canvas(), said)), batching(holds_direct=True):
+            return [member.apply_async() for member in members]
+
     def using(self, transaction: object) -> AbstractContextManager[None]:
         """Store every dispatch of the ``with`` block in this transaction.
 
@@ -135,6 +165,9 @@ class Outbox:
     ) -> Any:
         """Store a dispatch, or send it by calling ``send_task``; what the door calls."""
         choice = self._choose(levels, is_republished=is_republished)
+        batch = current_batch()
+        if choice is None and batch is not None and batch.holds_direct:
+            return self._send_later(batch, send_task, name, options)
         if choice is None:
             return send_task(self.app, name, **options)
         if options.get("connection") is not None:
@@ -145,11 +178,19 @@ class Outbox:
         place = self._place(choice, is_republished=is_republished)
         producer = OutboxProducer(self.app, self._request(choice, name, options))
         result = send_task(view_of(self.app, producer), name, **options)
-        batch = current_batch()
         if batch is None:
             place.add(producer.messages)
         else:
             batch.add(place, producer.messages)
+        return result
+
+    def _send_later(
+        self, batch: Batch, send_task: Callable[..., Any], name: str, options: dict[str, Any]
+    ) -> Any:
+        """Build a direct dispatch now, so that its errors show, and send it after the batch."""
+        producer = HeldProducer()
+        result = send_task(view_of(self.app, producer), name, **options)
+        batch.send_later(lambda: producer.release(self.app, None if result.ignored else result.id))
         return result
 
     def apply_eagerly(
@@ -175,13 +216,13 @@ class Outbox:
         )
         return result
 
-    def place_of_chord(self, header: Iterable[tuple[Any, Level]]) -> Place | None:
-        """Where the stored members of a chord go; None when none is stored; what the door calls.
+    def place_of(self, signatures: Iterable[tuple[Any, Level]]) -> Place | None:
+        """Where the stored ones of ``signatures`` go; None when none is stored; what canvases ask.
 
         Raises OptionError when they name different databases.
         """
         places: dict[str, Place] = {}
-        for signature, canvas in header:
+        for signature, canvas in signatures:
             task = self.app._tasks.get(signature.task)
             choice = self._choose([signature.options, canvas, of_task(task)], is_republished=False)
             if choice is not None:
@@ -189,8 +230,9 @@ class Outbox:
                 places[place.database.name] = place
         if len(places) > 1:
             raise OptionError(
-                "expected the stored members of a chord to go to one database, found "
-                f"{', '.join(map(repr, sorted(places)))}. Give outbox_database= to the chord instead."
+                "expected the stored members of a chord (of any canvas in eager mode) to go to one "
+                f"database, found {', '.join(map(repr, sorted(places)))}. Give outbox_database= to the "
+                "canvas instead."
             )
         return next(iter(places.values()), None)
 

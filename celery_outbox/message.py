@@ -183,8 +183,4 @@ def _entity_from_dict(value: Any) -> Any:
 
 def _attributes(entity: Any, kind: type[Any]) -> dict[str, Any]:
     # Of a subclass only what its Kombu parent can be rebuilt from; None is every default.
-    return {
-        name: value
-        for name, _ in kind.attrs
-        if (value := getattr(entity, name)) is not None and value != []
-    }
+    return {name: value for name, _ in kind.attrs if (value := getattr(entity, name)) is not None}

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from celery import Celery
-from celery.canvas import Signature, _chain, _chord, group
+from celery import Celery, uuid
+from celery.canvas import Signature, _chain, _chord, group, maybe_signature
 
 from .batch import batching
 from .choice import OPTIONS, Level, choosing, of_canvas, take, under
 from .doors import attached, wrap
+from .eager import DeferredResult
 from .place import Place
 from .view import chord_view_of
 
@@ -36,10 +37,47 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
         if own:
             self = self.clone()
             take(self.options)
-        with choosing(under(of_canvas(), said)), batching():
+        level = under(of_canvas(), said)
+        outlet = attached(self.app)
+        if outlet is not None and self.app.conf.task_always_eager:
+            place = outlet.place_of(first_tasks(self, level))
+            if place is not None:
+                return _apply_eagerly(original, self, level, place, args, options)
+        with choosing(level), batching():
             return original(self, *args, **options)
 
     return apply_async
+
+
+def _apply_eagerly(
+    original: Callable[..., Any],
+    canvas: Any,
+    level: Level,
+    place: Place,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    """Run a canvas in eager mode when the transaction of its stored tasks has committed.
+
+    Members of a group go each by its own choice; of a chain and a chord Celery itself runs the rest.
+    """
+    if isinstance(canvas, group):
+        group_id = options.pop("task_id", None) or canvas.options.get("task_id") or uuid()
+        with choosing(level):
+            results = [
+                maybe_signature(task, app=canvas.app).clone().apply_async(*args, **options)
+                for task in canvas.tasks
+            ]
+        return canvas.app.GroupResult(group_id, results)
+    frozen = canvas.clone()
+    result = DeferredResult(options.get("task_id") or uuid(), canvas.task)
+
+    def apply() -> Any:
+        with choosing({}):
+            return original(frozen, *args, **options)
+
+    place.call_after_commit(canvas.task, lambda: result.run(apply))
+    return result
 
 
 def _run_chord(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +86,7 @@ def _run_chord(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         app = app or self._get_app(body)
         outlet = attached(app)
-        place = None if outlet is None else outlet.place_of_chord(first_tasks(header, of_canvas()))
+        place = None if outlet is None else outlet.place_of(first_tasks(header, of_canvas()))
         if place is None:
             return original(self, header, body, partial_args, app=app, **options)
         # What Celery writes to the result backend waits for the commit.

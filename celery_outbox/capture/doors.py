@@ -61,8 +61,8 @@ class Outlet(Protocol):
     ) -> Any:
         """Run ``apply(task, **options)`` when the transaction has committed, or at once."""
 
-    def place_of_chord(self, header: Iterable[tuple[Any, Level]]) -> Place | None:
-        """Where the stored members of a chord's header go; None when none is stored."""
+    def place_of(self, signatures: Iterable[tuple[Any, Level]]) -> Place | None:
+        """Where the stored ones of ``signatures`` go; None when none is stored."""
 
 
 def attach(app: Celery, outlet: Outlet) -> None:

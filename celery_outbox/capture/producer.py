@@ -25,7 +25,7 @@ from ..policy import RetryPolicy
 from ..storage.schema import MAX_TASK_ID
 from ..transports import Transport
 
-__all__ = ["OutboxProducer", "Request"]
+__all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
 
 #: Arguments of ``Producer.publish`` that say how to publish and are no part of the message.
 _NOT_STORED = ("retry", "retry_policy", "timeout", "confirm_timeout")
@@ -60,9 +60,9 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         self.messages: list[OutboxMessage] = []
 
     @property
-    def connection(self) -> _NoConnection:
+    def connection(self) -> NoConnection:
         """There is none; Celery asks it to translate errors."""
-        return _NO_CONNECTION
+        return NO_CONNECTION
 
     def publish(
         self,
@@ -146,7 +146,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         return None, eta
 
 
-class _NoConnection:
+class NoConnection:
     """Stands where Celery asks a producer for its connection."""
 
     connection_errors = channel_errors = ()
@@ -157,7 +157,7 @@ class _NoConnection:
         yield
 
 
-_NO_CONNECTION = _NoConnection()
+NO_CONNECTION = NoConnection()
 
 
 def _declared(declare: Any) -> list[Any]:

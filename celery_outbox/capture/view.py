@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Celery
-
-from .producer import OutboxProducer
+from kombu import Producer
 
 __all__ = ["chord_view_of", "view_of"]
 
@@ -28,7 +27,7 @@ class _NoBackend:
 _NO_BACKEND = _NoBackend()
 
 
-def view_of(app: Celery, producer: OutboxProducer) -> Celery:
+def view_of(app: Celery, producer: Producer) -> Celery:
     """The view of ``app`` in which ``producer`` is every producer, and no backend is told."""
     return _view(app, _storing_type, producer)
 
@@ -55,7 +54,7 @@ def _settle(app: Celery) -> None:
 @lru_cache(maxsize=64)
 def _storing_type(app_type: Any) -> Any:
     @contextmanager
-    def producer_or_acquire(self: Any, producer: Any = None) -> Iterator[OutboxProducer]:
+    def producer_or_acquire(self: Any, producer: Any = None) -> Iterator[Producer]:
         # Beat and canvases pass a producer of their own; it is not used.
         yield self.outbox_replacement
 

@@ -7,10 +7,11 @@ connected. What a pass could not do is left in the table, and said once in the l
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 
 from kombu import Connection
 
@@ -68,62 +69,75 @@ class Relay:
         self._databases = databases
         self._brokers = brokers
         self._options = options
-        self._stop = threading.Event()
+        self._is_stopped = False
+        # Unlike an Event it can be put into by a signal handler that interrupts its own waiter.
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
 
     def stop(self) -> None:
         """Ask the relay to finish the batch that it is in and end; safe in a signal handler."""
-        self._stop.set()
+        self._is_stopped = True
+        self._wakeups.put(None)
 
     def run(self) -> None:
         """Work until stopped, or as ``once`` and ``stop_when_empty`` say."""
         try:
-            while not self._stop.is_set():
-                moved = self._pass()
-                if self._options.once or (self._options.stop_when_empty and not moved):
+            while not self._is_stopped:
+                settled, accepted = self._pass()
+                if self._options.once or (self._options.stop_when_empty and not settled):
                     return
-                if not moved:
-                    self._stop.wait(self._options.sleep.total_seconds())
+                if not accepted and not self._options.stop_when_empty:
+                    self._wait()
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
 
-    def _pass(self) -> bool:
-        """Give each broker of each database one turn; whether anything was delivered."""
-        moved = False
+    def _wait(self) -> None:
+        with suppress(Empty):
+            self._wakeups.get(timeout=self._options.sleep.total_seconds())
+
+    def _pass(self) -> tuple[int, int]:
+        """Give each broker of each database one turn; how many were settled, and how many accepted.
+
+        What a lost connection left behind is ready again and counts as neither.
+        """
+        settled = accepted = 0
         for database in self._databases:
             left = self._options.batch
             for broker in self._brokers:
-                if self._stop.is_set() or left <= 0:
+                if self._is_stopped or left <= 0:
                     break
                 try:
-                    claimed, accepted = self._turn(database, broker, left)
+                    claimed, outcome = self._turn(database, broker, left)
                 except OutboxError as error:
                     self._trouble(f"database {database.name!r}", str(error))
                     break
                 self._well(f"database {database.name!r}")
-                moved = moved or accepted > 0
-                left -= claimed if self._options.once else 0
-        return moved
+                accepted += len(outcome.accepted)
+                settled += len(outcome.accepted if outcome.is_connection_lost else claimed)
+                left -= len(claimed) if self._options.once else 0
+        return settled, accepted
 
-    def _turn(self, database: Database, broker: str, limit: int) -> tuple[int, int]:
-        """Deliver one batch; how many were claimed, and how many accepted."""
+    def _turn(
+        self, database: Database, broker: str, limit: int
+    ) -> tuple[Sequence[ClaimedMessage], Outcome]:
+        """Deliver one batch; what was claimed, and what became of it."""
         publisher = self._connected(database, broker)
         if publisher is None:
-            return 0, 0
+            return (), Outcome()
         claim = database.run(
             lambda connection: database.store.claim(
                 connection, broker=broker, limit=limit, lease=self._options.lease
             )
         )
         if not claim.messages:
-            return 0, 0
+            return (), Outcome()
         outcome = self._publish(publisher, claim)
         if outcome.is_connection_lost:
             self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
         self._settle(database, broker, claim, outcome)
-        return len(claim.messages), len(outcome.accepted)
+        return claim.messages, outcome
 
     def _connected(self, database: Database, broker: str) -> Publisher | None:
         """The connected publisher of ``broker``; None when there is nothing to send, or no way to."""
