@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from functools import wraps
+from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
 import click
 from celery import Celery
 from celery.app.utils import find_app
+from kombu import Connection
 
 from .app import Outbox
 from .capture.doors import attached
@@ -24,6 +25,7 @@ from .config import parse_duration
 from .errors import ConfigurationError, OutboxError
 from .relay.loop import Relay, RelayOptions
 from .storage.database import Database
+from .transports import describe
 
 __all__ = ["main", "outbox"]
 
@@ -100,7 +102,7 @@ def relay(
     _set_up_logging(box.app)
     worker = Relay(
         _databases(box, database),
-        {name: lambda name=name: box.connection(name) for name in box.brokers},  # type: ignore[misc]
+        _brokers(box),
         RelayOptions(
             batch=batch,
             sleep=sleep,
@@ -155,6 +157,18 @@ def _databases(box: Outbox, name: str | None) -> list[Database]:
     return [box.databases[name]]
 
 
+def _brokers(box: Outbox) -> dict[str, Callable[[], Connection]]:
+    for name in box.brokers:
+        transport = describe(box.connection(name))
+        if transport.is_in_process:
+            raise ConfigurationError(
+                f"broker {name!r}: expected one that other processes can reach, found "
+                f"{transport.kind}://, whose messages would end with this process. "
+                "Choose another broker, or relay inside the process that consumes."
+            )
+    return {name: partial(box.connection, name) for name in box.brokers}
+
+
 def _set_up_logging(app: Celery) -> None:
     app.log.setup_logging_subsystem(loglevel=logging.INFO)
 
@@ -162,8 +176,21 @@ def _set_up_logging(app: Celery) -> None:
 class _Context:
     """What Celery's own commands keep in ``ctx.obj``, as far as it is needed here."""
 
-    def __init__(self, app: Celery) -> None:
-        self.app = app
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+
+    @cached_property
+    def app(self) -> Celery:
+        """The Celery app, found at the first need: help and wrong options need none."""
+        name = self._name
+        if name is None:
+            raise click.UsageError("Expected -A with the name of a module that holds the Celery app.")
+        try:
+            return find_app(name)
+        except ModuleNotFoundError as error:
+            raise click.UsageError(f"-A {name}: there is no module named {error.name!r}.") from error
+        except AttributeError as error:
+            raise click.UsageError(f"-A {name}: {error}.") from error
 
 
 @click.group(name="celery-outbox", commands=outbox.commands)
@@ -172,12 +199,4 @@ class _Context:
 def main(ctx: click.Context, name: str | None) -> None:
     """Store tasks in your database, deliver them to the broker."""
     sys.path.insert(0, "")
-    if name is None:
-        raise click.UsageError("Expected -A with the name of a module that holds the Celery app.")
-    try:
-        app = find_app(name)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"-A {name}: there is no module named {error.name!r}.") from error
-    except AttributeError as error:
-        raise click.UsageError(f"-A {name}: {error}.") from error
-    ctx.obj = _Context(app)
+    ctx.obj = _Context(name)
