@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery
+from sqlalchemy import event
 
 from celery_outbox import Outbox
-from tests.capture.shop import TASK_NAME, Base, MakeEngine, OpenShop, Shop, receipt
+from tests.capture.shop import TASK_NAME, Base, Listen, MakeEngine, OpenShop, Shop, receipt
 from tests.processes import unused_port
 
 
@@ -45,19 +46,35 @@ def make_app() -> Callable[..., Celery]:
 
 
 @pytest.fixture
-def open_shop(make_app: Callable[..., Celery]) -> OpenShop:
-    """Open shops: an app, its installed outbox on the databases given, and empty orders."""
+def open_shop(make_app: Callable[..., Celery]) -> Iterator[OpenShop]:
+    """Open shops: an app, its installed outbox on the databases given, and empty orders.
 
-    def open_(databases: dict[str, sa.Engine], **settings: Any) -> Shop:
+    `databases_as` is what the outbox is given when that is to be something else than the engines.
+    """
+
+    outboxes: list[Outbox] = []
+
+    def open_(
+        databases: dict[str, sa.Engine], databases_as: dict[str, Any] | None = None, **settings: Any
+    ) -> Shop:
         app = make_app()
         # No test shall store beside a transaction by accident.
-        outbox = Outbox(app, databases=databases, **{"require_transaction": True} | settings)
+        settings = {"require_transaction": True} | settings
+        outbox = Outbox(app, databases=databases_as or databases, **settings)
         outbox.install()
         for engine in databases.values():
             Base.metadata.create_all(engine)
+        if databases_as:
+            outboxes.append(outbox)
         return Shop(app=app, outbox=outbox, engines=databases)
 
-    return open_
+    yield open_
+    for outbox in outboxes:
+        for database in outbox.databases.values():
+            # An engine that the outbox opened has no owner but this.
+            with database.begin() as connection:
+                opened = connection.engine
+            opened.dispose()
 
 
 @pytest.fixture
@@ -93,3 +110,17 @@ def other_url(tmp_path: Path) -> str:
 def two_shop(make_engine: MakeEngine, open_shop: OpenShop, sqlite_url: str, other_url: str) -> Shop:
     """A shop with two databases, main and billing, on SQLite."""
     return open_shop({"main": make_engine(sqlite_url), "billing": make_engine(other_url)})
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Register listeners until the test ends."""
+    registered: list[tuple[Any, str, Callable[..., Any]]] = []
+
+    def listen_(target: Any, name: str, listener: Callable[..., Any]) -> None:
+        event.listen(target, name, listener)
+        registered.append((target, name, listener))
+
+    yield listen_
+    for each in registered:
+        event.remove(*each)

@@ -78,6 +78,7 @@ class Shop:
 
 OpenShop = Callable[..., Shop]
 MakeEngine = Callable[..., sa.Engine]
+Listen = Callable[[Any, str, Callable[..., Any]], None]
 
 
 def insert_order(where: Session | sa.Connection, number: int) -> None:
