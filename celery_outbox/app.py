@@ -17,7 +17,7 @@ from .capture.canvas import open_canvases
 from .capture.choice import Choice, Level, choose, choosing, of_canvas, of_task, under
 from .capture.eager import DeferredResult, copied
 from .capture.held import HeldProducer
-from .capture.place import Place
+from .capture.place import Place, Sink, add_to
 from .capture.producer import OutboxProducer, Request
 from .capture.results import attach_results
 from .capture.transaction import Transactions
@@ -52,6 +52,8 @@ class Outbox:
         check_names(settings)
         self._given = settings
         self._app: Celery | None = None
+        #: Takes each finished dispatch to its place; the testing plugin puts itself in between.
+        self.sink: Sink = add_to
         doors.open_doors()
         open_canvases()
         if app is not None:
@@ -179,9 +181,9 @@ class Outbox:
         producer = OutboxProducer(self.app, self._request(choice, name, options))
         result = send_task(view_of(self.app, producer), name, **options)
         if batch is None:
-            place.add(producer.messages)
+            self.sink(place, producer.messages)
         else:
-            batch.add(place, producer.messages)
+            batch.add(place, producer.messages, self.sink)
         return result
 
     def _send_later(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ..message import OutboxMessage
-from .place import OpenPlace, Place
+from .place import OpenPlace, Place, Sink
 
 __all__ = ["Batch", "batching", "current_batch"]
 
@@ -23,12 +23,12 @@ class Batch:
         #: Whether what is sent directly waits, too, until everything is stored.
         self.holds_direct = holds_direct
         self._unsubscribed: list[Callable[[], None]] = []
-        self._messages: dict[object, tuple[Place, list[OutboxMessage]]] = {}
+        self._messages: dict[object, tuple[Sink, Place, list[OutboxMessage]]] = {}
         self._direct: list[Callable[[], None]] = []
 
-    def add(self, place: Place, messages: Sequence[OutboxMessage]) -> None:
-        """Store ``messages`` in ``place`` when the batch is complete."""
-        _, kept = self._messages.setdefault(_key(place), (place, []))
+    def add(self, place: Place, messages: Sequence[OutboxMessage], sink: Sink) -> None:
+        """Store ``messages`` in ``place`` when the batch is complete, by way of ``sink``."""
+        _, _, kept = self._messages.setdefault(_key(place), (sink, place, []))
         kept += messages
 
     def subscribe_later(self, subscribe: Callable[[], None]) -> None:
@@ -44,8 +44,8 @@ class Batch:
 
     def complete(self) -> None:
         """Store everything, then send what is direct."""
-        for place, messages in self._messages.values():
-            place.add(messages)
+        for sink, place, messages in self._messages.values():
+            sink(place, messages)
         for send in self._direct:
             send()
         if not self._messages:

@@ -17,7 +17,7 @@ from ..storage.database import Database
 from .records import Record
 from .tracking import refuse_unusable, store, tracker
 
-__all__ = ["OpenPlace", "OwnPlace", "Place"]
+__all__ = ["OpenPlace", "OwnPlace", "Place", "Sink", "add_to"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,9 @@ class OwnPlace:
     def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` at once: there is no transaction."""
         action()
+
+    def call_when_dropped(self, task_name: str, action: Callable[[], None]) -> None:
+        """Never call ``action``: what is committed at once is not dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +75,23 @@ class OpenPlace:
         """Call ``action`` after the root commit of the transaction; never after a rollback."""
         tracker.call(self.record, (self.database, self.engine), task_name, after=action)
 
+    def call_when_dropped(self, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` when what is dispatched here now goes without a commit."""
+        tracker.call(
+            self.record,
+            (self.database, self.engine),
+            task_name,
+            after=lambda: None,
+            dropped=action,
+        )
+
 
 Place = OpenPlace | OwnPlace
+
+#: What takes the messages of a dispatch to their place.
+Sink = Callable[[Place, Sequence[OutboxMessage]], None]
+
+
+def add_to(place: Place, messages: Sequence[OutboxMessage]) -> None:
+    """The sink of every day: store them there."""
+    place.add(messages)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class Waiting:
         message: to be written before COMMIT; or
         before: to be called before it, and before messages are written; or
         after: to be called after it.
+        dropped: to be called when it goes without a commit, with a rollback or otherwise.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Waiting:
     message: OutboxMessage | None = None
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
+    dropped: Callable[[], None] | None = None
 
 
 class Record(ABC):
@@ -91,11 +93,20 @@ class Record(ABC):
             if each.after is not None:
                 each.after()
 
-    def drop_after(self, number: int) -> list[Waiting]:
-        """Take out what came after ``number``."""
+    def drop_after(self, number: int) -> list[str]:
+        """Drop what waits and came after ``number``; return the tasks' names."""
         dropped = [each for each in self.waiting if each.number > number]
         self.waiting = [each for each in self.waiting if each.number < number]
-        return dropped
+        return _told(dropped)
+
+    def drop_on(self, connection: Connection) -> list[str]:
+        """Drop what was to go by ``connection``; return the tasks' names."""
+        return _told(self.take(connection))
+
+    def drop_all(self) -> list[str]:
+        """Drop everything, also what is due; return the tasks' names."""
+        dropped, self.waiting, self.due = self.waiting + self.due, [], []
+        return _told(dropped)
 
     def take(self, connection: Connection) -> list[Waiting]:
         """Take out what is to be written by ``connection``."""
@@ -226,3 +237,10 @@ class SessionRecord(Record):
 def bound_connection(session: Session) -> Connection | None:
     """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
     return session.bind if isinstance(session.bind, Connection) else None
+
+
+def _told(dropped: Sequence[Waiting]) -> list[str]:
+    for each in dropped:
+        if each.dropped is not None:
+            each.dropped()
+    return [each.task_name for each in dropped]

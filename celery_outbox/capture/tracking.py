@@ -87,9 +87,11 @@ class Tracker:
         *,
         before: Callable[[], None] | None = None,
         after: Callable[[], None] | None = None,
+        dropped: Callable[[], None] | None = None,
     ) -> None:
-        """Call ``before`` or ``after`` the commit of ``record``'s transaction, at no other time."""
-        self._keep(record, [self._waiting(place, task_name, before=before, after=after)])
+        """Call ``before`` or ``after`` the commit of ``record``'s transaction, or when ``dropped``."""
+        waiting = self._waiting(place, task_name, before=before, after=after, dropped=dropped)
+        self._keep(record, [waiting])
 
     def _waiting(self, place: tuple[Database, Engine], task_name: str, **what: Any) -> Waiting:
         database, engine = place
@@ -194,7 +196,8 @@ class Tracker:
         record = self._session(session)
         if record is not None and session.get_nested_transaction() is None:
             record.is_over = True
-            record.waiting, record.due, record.lost = [], [], []
+            record.drop_all()
+            record.lost = []
 
     def _savepoint_of_session_rolled_back(
         self, session: Session, transaction: SessionTransaction
@@ -208,7 +211,8 @@ class Tracker:
         record = self._session(session)
         if transaction.parent is None and record is not None:
             self._gone(record)
-            record.call_due()
+            if record.is_over:
+                record.call_due()
 
     def _began(self, connection: Connection) -> None:
         if not is_own(connection):
@@ -282,8 +286,8 @@ class Tracker:
         if record is None:
             return
         for session in record.sessions:
-            session.lost += [each.task_name for each in session.take(connection)]
-        record.waiting, record.due = [], []
+            session.lost += session.drop_on(connection)
+        record.drop_all()
         self._remove(record)
 
     def _rolled_back_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
@@ -307,9 +311,8 @@ class Tracker:
     def _gone(self, record: Record) -> None:
         """The transaction has ended, or its Session or Connection was garbage-collected."""
         self._remove(record)
-        lost = [each.task_name for each in record.waiting]
-        lost += record.lost if isinstance(record, SessionRecord) else []
-        record.waiting = []
+        lost = record.lost if isinstance(record, SessionRecord) else []
+        lost += record.drop_after(0)
         if lost:
             logger.warning(
                 "Dropped %d outbox message(s) of a transaction that ended without a commit: %s",
