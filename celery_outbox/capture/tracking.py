@@ -27,6 +27,7 @@ from ..errors import TransactionError
 from ..message import OutboxMessage
 from ..signals import outbox_stored
 from ..storage.database import Database, is_own
+from ..storage.dialects import before_savepoint
 from .commit_hook import call_after_commit
 from .owner import Mark, here
 from .records import ConnectionRecord, Record, SessionRecord, Waiting, bound_connection
@@ -226,6 +227,7 @@ class Tracker:
         self._began(connection)
 
     def _savepoint_made(self, connection: Connection, name: str) -> None:
+        before_savepoint(connection)
         record = self._connection(connection)
         if record is not None:
             record.savepoints.append((name, next(self._numbers)))

@@ -66,7 +66,6 @@ class Database:
         self.dialect = dialects.of(self.url.get_backend_name())
         if engine is not None:
             self._refuse_autocommit(engine)
-            self.dialect.prepare_callers_engine(engine)
         self.tables = Tables.build(_folded(table, self.url.get_backend_name()))
         self.store = OutboxStore(self.tables, self.dialect)
         self._identity = _identity(self.url)

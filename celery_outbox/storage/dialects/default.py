@@ -99,8 +99,8 @@ class Dialect(ABC):
     def prepare_own_engine(self, engine: Engine) -> None:
         """Set up an engine that the outbox opened itself."""
 
-    def prepare_callers_engine(self, engine: Engine) -> None:
-        """Make right, on the caller's engine, what would break the promise of a transaction."""
+    def before_savepoint(self, connection: Connection) -> None:
+        """Make right what would make a savepoint permanent before its transaction is."""
 
     def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether each statement is permanent at once, on ``connection`` or one of ``engine``."""

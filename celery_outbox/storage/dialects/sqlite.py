@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Row, event, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Row, func, literal_column, select, update
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -81,10 +81,9 @@ class SQLite(Dialect):
         """Wait for other writers instead of failing."""
         return {"connect_args": {"timeout": BUSY_TIMEOUT_SECONDS}}
 
-    def prepare_callers_engine(self, engine: Engine) -> None:
+    def before_savepoint(self, connection: Connection) -> None:
         """Begin before a savepoint that is a transaction's first act."""
-        if not event.contains(engine, "savepoint", _begin_before_savepoint):
-            event.listen(engine, "savepoint", _begin_before_savepoint)
+        _begin(connection, "BEGIN")
 
     def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
         """Also when nothing has begun and the driver will not begin by itself."""
@@ -111,10 +110,6 @@ class SQLite(Dialect):
 
 def _micros(instant: ColumnElement[Any]) -> ColumnElement[datetime]:
     return instant.op("||", return_type=UTCDateTime())(literal_column("'000'"))
-
-
-def _begin_before_savepoint(connection: Connection, name: str) -> None:
-    _begin(connection, "BEGIN")
 
 
 def _begin(connection: Connection, statement: str) -> None:
