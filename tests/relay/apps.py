@@ -12,13 +12,18 @@ from celery_outbox.relay.loop import Relay, RelayOptions
 from celery_outbox.storage.database import Database
 
 
+def add(x: int, y: int) -> int:
+    """The task of every app here; Celery wants a function with a name."""
+    return x + y
+
+
 def make_outbox(
     broker: str, source: sa.Engine | str, *, main: str = "shop", config: Any = None, **settings: Any
 ) -> Outbox:
     """Make an app named ``main`` with the task ``add`` and an outbox on one installed database."""
     app = Celery(main, broker=broker, set_as_current=False)
     app.conf.update(config or {})
-    app.task(lambda x, y: x + y, name="shop.add")
+    app.task(add, name="shop.add")
     outbox = Outbox(app, databases={"default": source}, **settings)
     outbox.install()
     return outbox

@@ -2,6 +2,8 @@
 
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,24 +31,28 @@ def database_envelopes(url: str) -> list[dict[str, Any]]:
         engine.dispose()
 
 
-def amqp_messages(url: str, queue: str = "celery") -> list[amqp.Message]:
-    """Take every message off a queue of RabbitMQ; a queue that is not there has none."""
+@contextmanager
+def amqp_connection(url: str) -> Iterator[amqp.Connection]:
+    """Connect to the virtual host of a URL, with nothing of Kombu in between."""
     parts = urlsplit(url)
     connection = amqp.Connection(
         f"{parts.hostname}:{parts.port}", virtual_host=parts.path.removeprefix("/")
     )
     connection.connect()
     try:
-        channel = connection.channel()
-        messages = []
-        try:
-            while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                messages.append(message)
-        except amqp.NotFound:
-            return []
-        return messages
+        yield connection
     finally:
         connection.close()
+
+
+def amqp_messages(url: str, queue: str = "celery") -> list[amqp.Message]:
+    """Take every message off a queue of RabbitMQ; a queue that is not there has none."""
+    with amqp_connection(url) as connection:
+        channel, messages = connection.channel(), []
+        with suppress(amqp.NotFound):
+            while (message := channel.basic_get(queue, no_ack=True)) is not None:
+                messages.append(message)
+        return messages
 
 
 def task_ids(url: str, queue: str = "celery") -> list[str]:

@@ -1,0 +1,73 @@
+"""A plain app beside one with an outbox, on a real broker, while the clock stands still."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import kombu.pools
+import pytest
+import sqlalchemy as sa
+from celery import Celery
+from freezegun import freeze_time
+
+from tests.equivalence.pairs import TASK, Pair
+from tests.relay.apps import add, make_outbox
+
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_clock() -> Iterator[datetime]:
+    """Stop the clock of this process at the present time; the servers' own clocks go on."""
+    now = datetime.now(UTC).replace(microsecond=123456)
+    with freeze_time(now):
+        yield now
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
+    """An engine of the database of a module's outboxes; each test leaves it empty."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path_factory.mktemp('pairs') / 'outbox.db'}")
+    sa.event.listen(
+        engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
+    )
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def make_pair(engine: sa.Engine) -> Iterator[MakePair]:
+    """Make pairs of apps on a broker; all are closed when the test ends."""
+    pairs: list[Pair] = []
+
+    def make(url: str, **config: Any) -> Pair:
+        plain = Celery("shop", broker=url, set_as_current=False)
+        plain.task(add, name=TASK)
+        pairs.append(Pair(url=url, plain=plain, outbox=make_outbox(url, engine)))
+        pairs[-1].configure(**config)
+        return pairs[-1]
+
+    yield make
+    for pair in pairs:
+        pair.plain.close()
+        pair.outbox.app.close()
+    # Kombu keeps pools by URL, and in them what it declared: Redis databases come round again.
+    kombu.pools.reset()
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def pair(request: pytest.FixtureRequest, make_pair: MakePair) -> Pair:
+    """A pair of apps on each broker in turn."""
+    return make_pair(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+def redis_pair(redis_url: str, make_pair: MakePair) -> Pair:
+    """A pair of apps on Redis."""
+    return make_pair(redis_url)
+
+
+@pytest.fixture
+def rabbitmq_pair(rabbitmq_url: str, make_pair: MakePair) -> Pair:
+    """A pair of apps on RabbitMQ."""
+    return make_pair(rabbitmq_url)
