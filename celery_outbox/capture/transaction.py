@@ -157,7 +157,7 @@ class Transactions:
         if fitting:
             raise TransactionError(
                 "expected one open transaction, found several: "
-                f"{', '.join(_describe(each.record) for each in fitting)}. Name the database with "
+                f"{', '.join(_describe_place(each) for each in fitting)}. Name the database with "
                 f"outbox_database= if they differ in it. {_USING} otherwise."
             )
         if places:
@@ -325,6 +325,10 @@ def _wait_for_ending(
 
 def _names(databases: Mapping[str, Database]) -> str:
     return ", ".join(repr(name) for name in databases)
+
+
+def _describe_place(place: OpenPlace) -> str:
+    return f"{_describe(place.record)} ({place.database.name!r})"
 
 
 def _describe(record: Record | None) -> str:

@@ -105,7 +105,15 @@ class Dialect(ABC):
     def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether each statement is permanent at once, on ``connection`` or one of ``engine``."""
         level = None if connection is None else option(connection, "isolation_level")
-        return (level or default_isolation_level(engine)) == "AUTOCOMMIT"
+        if (level or default_isolation_level(engine)) == "AUTOCOMMIT":
+            return True
+        return connection is not None and self.is_driver_autocommit(
+            connection.connection.driver_connection
+        )
+
+    def is_driver_autocommit(self, driver: Any) -> bool:
+        """Whether the driver's connection was told so without SQLAlchemy's knowledge."""
+        return bool(getattr(driver, "autocommit", False))
 
     def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether ``connection``, or one of ``engine``, is for reading only."""

@@ -141,6 +141,11 @@ class MySQL(Dialect):
         ).all()
         return rows
 
+    def is_driver_autocommit(self, driver: Any) -> bool:
+        """Whether the server's last answer said so; a method in most drivers, a property in some."""
+        ask = getattr(driver, "get_autocommit", None)
+        return super().is_driver_autocommit(driver) if ask is None else bool(ask())
+
     @contextmanager
     def begin(self, engine: Engine) -> Iterator[Connection]:
         """A transaction at READ COMMITTED, that one only; the session keeps its own level."""

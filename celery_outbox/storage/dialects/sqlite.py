@@ -85,11 +85,8 @@ class SQLite(Dialect):
         """Begin before a savepoint that is a transaction's first act."""
         _begin(connection, "BEGIN")
 
-    def is_autocommit(self, engine: Engine, connection: Connection | None) -> bool:
-        """Also when nothing has begun and the driver will not begin by itself."""
-        if connection is None or super().is_autocommit(engine, connection):
-            return super().is_autocommit(engine, connection)
-        driver = connection.connection.driver_connection
+    def is_driver_autocommit(self, driver: Any) -> bool:
+        """Whether nothing has begun and the driver will not begin by itself."""
         return driver is not None and driver.isolation_level is None and not driver.in_transaction
 
     @contextmanager
