@@ -20,7 +20,7 @@ from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 
 from ..message import OutboxMessage
 from .dialects import Dialect
-from .schema import MAX_NAME, Tables, UTCDateTime
+from .schema import MAX_NAME, Tables, UTCDateTime, storable
 
 __all__ = ["InsertMessages"]
 
@@ -172,8 +172,8 @@ def _values(message: OutboxMessage, now: float, instant: Callable[[Any], Any]) -
     values: dict[str, Any] = {
         "broker": message.broker,
         "task_id": message.task_id,
-        "task_name": message.task_name[:MAX_NAME],
-        "queue": message.queue[:MAX_NAME],
+        "task_name": storable(message.task_name, MAX_NAME),
+        "queue": storable(message.queue, MAX_NAME),
         "message": message.envelope,
         "body": message.body,
     }

@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
-__all__ = ["FAR_FUTURE", "MAX_TASK_ID", "SCHEMA_VERSION", "Tables", "UTCDateTime"]
+__all__ = ["FAR_FUTURE", "MAX_TASK_ID", "SCHEMA_VERSION", "Tables", "UTCDateTime", "storable"]
 
 SCHEMA_VERSION = 1
 
@@ -41,6 +41,12 @@ FAR_FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 MAX_TASK_ID = 255
 MAX_NAME = 255
+
+
+def storable(text: str, limit: int) -> str:
+    """Cut ``text``, and replace what no text column takes: NUL (PostgreSQL) and lone surrogates."""
+    cut = text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return cut.encode("utf-8", "replace").decode("utf-8")
 
 
 class UTCDateTime(TypeDecorator[datetime]):

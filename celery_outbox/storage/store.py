@@ -31,7 +31,7 @@ from ..message import ClaimedMessage, OutboxMessage
 from ..policy import RetryPolicy
 from .dialects import Dialect
 from .insert import InsertMessages
-from .schema import FAR_FUTURE, Tables
+from .schema import FAR_FUTURE, Tables, storable
 
 __all__ = ["Claim", "Failure", "OutboxStore"]
 
@@ -135,7 +135,11 @@ class OutboxStore:
                 token,
                 {"scheduled_at": later},
                 [
-                    {"row": id_, "text": _clean(it.error), "delay": it.delay.total_seconds()}
+                    {
+                        "row": id_,
+                        "text": storable(it.error, MAX_ERROR),
+                        "delay": it.delay.total_seconds(),
+                    }
                     for id_, it in again
                     if it.delay is not None
                 ],
@@ -145,7 +149,7 @@ class OutboxStore:
                 connection,
                 token,
                 {"scheduled_at": FAR_FUTURE, "finished_at": clock},
-                [{"row": id_, "text": _clean(failure.error)} for id_, failure in last],
+                [{"row": id_, "text": storable(failure.error, MAX_ERROR)} for id_, failure in last],
             )
         return count
 
@@ -245,9 +249,3 @@ def _retry(row: Row[Any]) -> RetryPolicy | None:
         base_delay=timedelta(microseconds=row.base_delay),
         max_delay=timedelta(microseconds=row.max_delay),
     )
-
-
-def _clean(error: str) -> str:
-    # No text column takes a NUL (PostgreSQL) or a lone surrogate.
-    text = error[:MAX_ERROR].replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -122,6 +122,12 @@ def test_what_is_only_for_people_is_cut_to_its_column(database: Database) -> Non
     assert (row.task_name, row.queue) == ("n" * 255, "q" * 255)
 
 
+def test_what_is_only_for_people_may_hold_what_no_text_column_takes(database: Database) -> None:
+    add(database, make_message(task_name="a\0\ud800b", queue="q\0\udfff"))
+    (row,) = rows(database)
+    assert (row.task_name[0], row.task_name[-1], row.queue[0]) == ("a", "b", "q")
+
+
 def test_a_task_id_may_be_stored_twice(database: Database) -> None:
     add(database, make_message("same"), make_message("same"))
     assert ids(claim(database)) == ["same", "same"]

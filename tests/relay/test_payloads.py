@@ -1,0 +1,136 @@
+"""What a task is given: the same after the trip through each database, or refused at the call."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from kombu.compression import decompress
+from kombu.exceptions import EncodeError
+from kombu.serialization import loads
+from sqlalchemy.orm import Session
+
+from celery_outbox import Outbox
+from celery_outbox.errors import OptionError
+from tests.relay.apps import relay_once, rows, send
+from tests.relay.conftest import OpenOutbox
+from tests.relay.wire import body_of, redis_envelopes
+
+MIB = 1024 * 1024
+
+PAYLOADS: dict[str, tuple[Any, str]] = {
+    "NUL": ("a\0b", "json"),
+    "lone surrogates": ("\ud800 and \udfff", "json"),
+    "every plane": ("é ह 漢 \U0001f600", "json"),
+    "not a number": ([float("inf"), float("-inf")], "json"),
+    "5 MiB": ("é" + "x" * (5 * MIB), "json"),
+    "bytes": (b"\xff\x00\x80", "json"),
+    "pickle": ({b"\xff\x00": {1, 2}}, "pickle"),
+    "msgpack": ({"k": b"\xff\x00" * 1000}, "msgpack"),
+    "yaml": ({"k": ["é", 1.5, None]}, "yaml"),
+}
+
+
+def arguments_of(envelope: dict[str, Any]) -> Any:
+    body = body_of(envelope)
+    if compression := envelope["headers"].get("compression"):
+        body = decompress(body, compression)
+    content_type, encoding = envelope["content-type"], envelope["content-encoding"]
+    args, _, _ = loads(body, content_type, encoding, accept={content_type})
+    return args[0]
+
+
+@pytest.fixture
+def outbox(open_outbox: OpenOutbox, redis_url: str, database_url: str) -> Outbox:
+    """An outbox on each database in turn, before Redis."""
+    return open_outbox(redis_url, database_url)
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_every_payload_is_the_same_after_the_trip(
+    compression: str | None, outbox: Outbox, redis_url: str
+) -> None:
+    for value, serializer in PAYLOADS.values():
+        send(outbox, value, 0, serializer=serializer, compression=compression)
+    relay_once(outbox)
+    arrived = [arguments_of(envelope) for envelope in redis_envelopes(redis_url)]
+    assert dict(zip(PAYLOADS, arrived, strict=True)) == {
+        name: value for name, (value, _) in PAYLOADS.items()
+    }
+    assert rows(outbox) == []
+
+
+def test_not_a_number_is_the_same_after_the_trip(outbox: Outbox, redis_url: str) -> None:
+    send(outbox, float("nan"), 0)
+    relay_once(outbox)
+    (envelope,) = redis_envelopes(redis_url)
+    assert body_of(envelope).startswith(b"[[NaN, 0]")
+
+
+class Unserializable:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"args": (Unserializable(), 0)}, EncodeError),
+        ({"args": (1, 2), "headers": {"h": Unserializable()}}, TypeError),
+        ({"args": (1, 2), "serializer": "no such"}, Exception),
+        ({"args": (1, 2), "task_id": "x" * 256}, OptionError),
+        ({"args": (1, 2), "task_id": "a\0b"}, OptionError),
+    ],
+    ids=["argument", "header", "serializer", "long id", "NUL in the id"],
+)
+def test_what_cannot_be_stored_fails_at_the_call_and_leaves_the_transaction_usable(
+    options: dict[str, Any], error: type[Exception], outbox: Outbox
+) -> None:
+    orders = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True))
+    bind = outbox.settings.databases["default"]
+    assert isinstance(bind, sa.Engine)
+    orders.create(bind)
+    with Session(bind) as session, session.begin():
+        session.execute(sa.insert(orders).values(id=1))
+        with pytest.raises(error):
+            outbox.app.send_task("shop.add", via_outbox=True, **options)
+        session.execute(sa.insert(orders).values(id=2))
+        send(outbox, task_id="good")
+    assert [row.task_id for row in rows(outbox)] == ["good"]
+    with bind.connect() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(orders)).scalar() == 2
+
+
+def test_an_id_of_255_characters_is_stored_whole(outbox: Outbox) -> None:
+    longest = "\U0001f600" + "x" * 254
+    send(outbox, task_id=longest)
+    assert [row.task_id for row in rows(outbox)] == [longest]
+
+
+def test_an_id_of_a_rolled_back_call_can_be_used_again(outbox: Outbox, redis_url: str) -> None:
+    bind = outbox.settings.databases["default"]
+    assert isinstance(bind, sa.Engine)
+    with pytest.raises(KeyboardInterrupt), Session(bind) as session, session.begin():
+        session.execute(sa.text("SELECT 1"))
+        send(outbox, task_id="fixed-1")
+        raise KeyboardInterrupt
+    assert rows(outbox) == []
+    for _ in range(2):
+        with Session(bind) as session, session.begin():
+            session.execute(sa.text("SELECT 1"))
+            send(outbox, task_id="fixed-1")
+    relay_once(outbox)
+    ids = [each["headers"]["id"] for each in redis_envelopes(redis_url)]
+    assert ids == ["fixed-1", "fixed-1"]
+
+
+@pytest.mark.parametrize("task_id", ["\ud800", "tab\tand\nnewline", "é漢", " "])
+def test_an_odd_id_is_stored_or_refused_at_the_call(task_id: str, outbox: Outbox) -> None:
+    bind = outbox.settings.databases["default"]
+    assert isinstance(bind, sa.Engine)
+    stored = []
+    with Session(bind) as session, session.begin():
+        session.execute(sa.text("SELECT 1"))
+        try:
+            stored.append(send(outbox, task_id=task_id))
+        except OptionError:
+            assert task_id == "\ud800"
+    assert [row.task_id for row in rows(outbox)] == stored
