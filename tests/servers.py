@@ -121,8 +121,11 @@ def missing(name: str) -> str | None:
     return f"no {' and no '.join(lacking)} on this machine (apt-get install {package})"
 
 
-def start_postgresql(directory: Path) -> DatabaseServer:
-    """Start PostgreSQL; as root it runs as another user, since it refuses root."""
+def start_postgresql(directory: Path, *, durable: bool = False) -> DatabaseServer:
+    """Start PostgreSQL; as root it runs as another user, since it refuses root.
+
+    `durable` makes commits reach the disk, as on a real server; tests have no need of it.
+    """
     user = unprivileged_user()
     data, port = directory / "data", unused_port()
     data.mkdir(parents=True)
@@ -137,7 +140,7 @@ def start_postgresql(directory: Path) -> DatabaseServer:
         "unix_socket_directories": directory,
         "max_connections": 200,
         "max_prepared_transactions": 20,
-        "fsync": "off",
+        "fsync": "on" if durable else "off",
     }
     options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
     # SIGINT is its fast shutdown; killed outright it would leave shared memory behind.
@@ -146,9 +149,7 @@ def start_postgresql(directory: Path) -> DatabaseServer:
     )
     url = f"postgresql+psycopg://outbox:secret@{HOST}:{port}/postgres"
     version = _wait_for(process, lambda: _ask_database(url, "SHOW server_version"))
-    return DatabaseServer(
-        name="PostgreSQL", version=version, port=port, url=url, processes=(process,)
-    )
+    return DatabaseServer(name="PostgreSQL", version=version, port=port, url=url, processes=(process,))
 
 
 def start_mariadb(directory: Path) -> DatabaseServer:

@@ -1,0 +1,25 @@
+"""Which benchmarks there are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.benchmarks import growing, storing
+from tests.benchmarks.measuring import Report, Scale
+from tests.benchmarks.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """One that can be asked for, and the database servers that it needs."""
+
+    run: Callable[[Stage, Scale], Report]
+    needs: tuple[str, ...] = ()
+
+
+BENCHMARKS = {
+    "store": Benchmark(run=storing.store, needs=("postgresql",)),
+    "group": Benchmark(run=storing.store_group, needs=("postgresql",)),
+    "postgresql": Benchmark(run=growing.grow_postgresql, needs=("postgresql",)),
+    "mariadb": Benchmark(run=growing.grow_mariadb, needs=("mariadb",)),
+    "sqlite": Benchmark(run=growing.grow_sqlite),
+}

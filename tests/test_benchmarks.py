@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.benchmarks.catalogue import BENCHMARKS
+from tests.benchmarks.measuring import TINY
+from tests.benchmarks.report import show
+from tests.benchmarks.stage import Stage
+from tests.servers import DatabaseServer, RedisServer
+
+
+@pytest.fixture
+def stage(
+    tmp_path: Path, redis_server: RedisServer, postgresql: DatabaseServer, mariadb: DatabaseServer
+) -> Stage:
+    return Stage(directory=tmp_path, redis=redis_server, postgresql=postgresql, mariadb=mariadb)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_prints_its_ratios(name: str, stage: Stage) -> None:
+    console = Console(width=120, record=True)
+    report = BENCHMARKS[name].run(stage, TINY)
+    show(console, report)
+    printed = console.export_text()
+    assert "ratio" in printed
+    assert all(f" {ratio.name} " in printed for ratio in report.ratios)
+
+
+def test_a_hundred_tasks_of_one_transaction_reach_postgresql_in_one_insert(stage: Stage) -> None:
+    report = BENCHMARKS["store"].run(stage, TINY)
+    assert report.notes == ["INSERT statements that PostgreSQL saw for 100 tasks: 1 (target 1)"]
