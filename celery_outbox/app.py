@@ -73,7 +73,7 @@ class Outbox:
         doors.attach(app, self)
         attach_results(app)
         # A pickled app loses its Outbox: where it is unpickled, our options shall be refused.
-        app.fixups.add(_FIXUP)
+        app.fixups = {*app.fixups, _FIXUP}
 
     @property
     def app(self) -> Celery:

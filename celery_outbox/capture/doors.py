@@ -98,6 +98,9 @@ def wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -
             return
         inner = getattr(inner, "__wrapped__", None)
     door: Any = functools.wraps(function)(wrapper(function))
+    # Celery's annotations ("@apply_async") would take a door with __wrapped__ off again.
+    del door.__wrapped__
+    door.__signature__ = inspect.signature(function)
     door._is_outbox_door = True
     setattr(owner, name, door)
 

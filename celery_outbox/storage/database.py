@@ -120,6 +120,17 @@ class Database:
                 time.sleep(random.uniform(0.01, 0.1))
         raise AssertionError("unreachable")
 
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Do ``work`` without writing: it takes no lock that a writer would wait for.
+
+        Raises like ``begin``.
+        """
+        try:
+            with self._engine().connect() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            raise self.explain(error) from error
+
     def explain(self, error: DBAPIError) -> SchemaError | DatabaseError:
         """Say what a database error means for the outbox, without its parameters."""
         if self.dialect.is_missing_table(error):
