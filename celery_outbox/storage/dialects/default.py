@@ -113,7 +113,8 @@ class Dialect(ABC):
 
     def is_driver_autocommit(self, driver: Any) -> bool:
         """Whether the driver's connection was told so without SQLAlchemy's knowledge."""
-        return bool(getattr(driver, "autocommit", False))
+        # Some drivers have a method of that name.
+        return getattr(driver, "autocommit", False) is True
 
     def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether ``connection``, or one of ``engine``, is for reading only."""
