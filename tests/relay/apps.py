@@ -1,6 +1,8 @@
 """Celery apps with an Outbox, and relays for them, inside the test's own process."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +50,20 @@ def make_relay(outbox: Outbox, **options: Any) -> Relay:
 def relay_once(outbox: Outbox, **options: Any) -> None:
     """Give every broker of every database one turn."""
     make_relay(outbox, once=True, **options).run()
+
+
+@contextmanager
+def relaying(outbox: Outbox, **options: Any) -> Iterator[Relay]:
+    """Run a relay in a thread beside the test; afterwards it has ended."""
+    relay = make_relay(outbox, **options)
+    thread = threading.Thread(target=relay.run, name="relay")
+    thread.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        thread.join(timeout=30)
+        assert not thread.is_alive()
 
 
 def send(outbox: Outbox, *args: Any, **options: Any) -> str:

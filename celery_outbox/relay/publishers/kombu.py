@@ -87,8 +87,10 @@ class KombuPublisher:
 
     def _recover(self, error: Exception) -> None:
         """After a failure: a new channel, since the old one may be closed, or no connection."""
-        if isinstance(error, ValueError | TypeError):
-            return  # the message could not be written; nothing reached the transport
+        if isinstance(error, ValueError | TypeError | KeyError):
+            # The message could not be written; nothing reached the transport. (Redis's transport
+            # counts KeyError among the connection errors, for its consumers' sake.)
+            return
         producer, self._producer = self._producer, None
         if isinstance(error, self._connection.connection_errors):
             self.close()
@@ -96,6 +98,8 @@ class KombuPublisher:
         try:
             if producer is not None:
                 producer.channel.close()
+            # What was declared may be gone, which may be why it failed.
+            self._connection.declared_entities.clear()
             self._producer = Producer(self._connection.channel(), auto_declare=False)
         except Exception:  # noqa: BLE001 - whatever it was, the next connect() will tell
             self.close()
