@@ -1,43 +1,51 @@
-"""What the tests of asyncio, FastAPI and isolation share: a shop on an asynchronous engine, and ways
-to run coroutines and to visit an ASGI app.
+"""What the tests of asyncio, FastAPI and isolation share: a shop whose code runs in an event loop, and
+ways to visit an ASGI app.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pymysql.converters
+import pytest
 import sqlalchemy as sa
 from celery import Celery
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from celery_outbox import Outbox
-from tests.capture.shop import Base, Shop
+from tests.capture.shop import TASK_NAME, Base, Shop, receipt
+from tests.processes import unused_port
 
-#: Each asynchronous driver, and the fixture that gives it an empty database.
+#: Each asynchronous driver, and the fixture of its server.
 DRIVERS = {
-    "aiosqlite": "sqlite_url",
-    "asyncpg": "postgresql_url",
-    "psycopg": "postgresql_url",
-    "aiomysql": "mariadb_url",
+    "aiosqlite": None,
+    "asyncpg": "postgresql",
+    "psycopg": "postgresql",
+    "aiomysql": "mariadb",
 }
+
+#: How long anything may take that must happen.
+PATIENCE_SECONDS = 20
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 
 
-def async_url(url: str, driver: str) -> sa.URL:
-    """The same database, reached by another driver."""
-    parsed = sa.make_url(url)
-    return parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncShop(Shop):
-    """A shop whose code runs in an event loop; `engine` is only read from."""
+    """A shop with an asynchronous engine for the same database."""
 
     async_engine: AsyncEngine
+
+    def clear(self) -> None:
+        """Forget every order and task."""
+        with self.engine.begin() as connection:
+            for table in ("orders", "celery_outbox"):
+                connection.execute(sa.delete(sa.table(table)))
 
     def session(self, **options: Any) -> AsyncSession:
         return AsyncSession(self.async_engine, **options)
@@ -47,50 +55,70 @@ class AsyncShop(Shop):
 
         async def run() -> Any:
             try:
-                return await main()
+                return await asyncio.wait_for(main(), PATIENCE_SECONDS)
             finally:
                 await self.async_engine.dispose()
 
         return asyncio.run(run())
 
+    def visit(self, api: FastAPI, path: str = "/") -> httpx.Response:
+        """Visit an API; an error that leaves it is raised."""
 
-def open_async_shop(
-    app: Celery,
-    url: sa.URL,
-    sync_engine: sa.Engine,
-    configured: Callable[[AsyncEngine], Any] = lambda engine: engine,
-    **settings: Any,
-) -> AsyncShop:
-    """Open a shop whose outbox is given what ``configured`` makes of the asynchronous engine."""
-    engine = create_async_engine(url)
-    outbox = Outbox(app, databases={"default": configured(engine)}, **settings)
-    outbox.install()
-    Base.metadata.create_all(sync_engine)
-    return AsyncShop(
-        app=app, outbox=outbox, engines={"default": sync_engine}, async_engine=engine
+        async def main() -> httpx.Response:
+            async with visitor(api) as client:
+                return await client.get(path)
+
+        response: httpx.Response = self.run(main)
+        return response
+
+
+@contextmanager
+def lasting_shop(request: pytest.FixtureRequest, driver: str, **options: Any) -> Iterator[AsyncShop]:
+    """Open a shop for many tests, each of which begins with ``clear``: databases are slow to make.
+
+    ``options`` are the synchronous engine's. The outbox has that engine; a dispatch without a
+    transaction is stored alone, so that it is seen where it should not be.
+    """
+    engine = sa.create_engine(empty_database(request, driver), **options)
+    app = Celery(
+        f"shop-{uuid.uuid4().hex[:8]}",
+        set_as_current=False,
+        broker=f"redis://127.0.0.1:{unused_port()}/0",
     )
+    app.task(name=TASK_NAME)(receipt)
+    outbox = Outbox(app, databases={"default": engine})
+    outbox.install()
+    Base.metadata.create_all(engine)
+    yield AsyncShop(
+        app=app,
+        outbox=outbox,
+        engines={"default": engine},
+        async_engine=create_async_engine(async_url(engine, driver)),
+    )
+    engine.dispose()
 
 
-def visit(api: FastAPI, *paths: str) -> list[httpx.Response]:
-    """Visit the paths of an API all at once; an error of the API's is raised."""
+def empty_database(request: pytest.FixtureRequest, driver: str) -> str:
+    """The URL, for a synchronous driver, of an empty database that ``driver`` can reach."""
+    server = DRIVERS[driver]
+    if server is None:
+        directory = request.getfixturevalue("tmp_path_factory").mktemp("shop")
+        return f"sqlite:///{directory / 'shop.db'}"
+    url: str = request.getfixturevalue(server).create_database()
+    return url
 
-    async def main() -> list[httpx.Response]:
-        async with visitor(api) as client:
-            return await asyncio.gather(*(client.get(path) for path in paths or ["/"]))
 
-    return asyncio.run(main())
+def async_url(engine: sa.Engine, driver: str) -> sa.URL:
+    """The same database, reached by another driver."""
+    return engine.url.set(drivername=f"{engine.url.get_backend_name()}+{driver}")
+
+
+def let_aiomysql_send_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give aiomysql back what PyMySQL 1.2 took away: without it no bytes reach any table."""
+    monkeypatch.setattr("aiomysql.connection.escape_bytes_prefixed", pymysql.converters.escape_bytes)
 
 
 def visitor(api: FastAPI, **options: Any) -> httpx.AsyncClient:
     """A client whose requests reach the API without a network."""
     transport = httpx.ASGITransport(api, **options)
     return httpx.AsyncClient(transport=transport, base_url="http://shop")
-
-
-async def meet(*coroutines: Awaitable[Any]) -> list[Any]:
-    """Run them at once; the first error is raised when all have ended."""
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
