@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import insert
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -242,6 +242,10 @@ class Transactions:
 
 def _plain(subject: object) -> Session | Connection:
     """The synchronous Session or Connection behind what users hand over."""
+    # Werkzeug's proxies, which claim to be what they stand for.
+    current: Callable[[], Any] | None = getattr(subject, "_get_current_object", None)
+    if current is not None:
+        return _plain(current())
     if isinstance(subject, scoped_session | async_scoped_session):
         subject = subject()
     if isinstance(subject, AsyncSession):
@@ -256,10 +260,6 @@ def _plain(subject: object) -> Session | Connection:
         return connection
     if isinstance(subject, Session | Connection):
         return subject
-    # Flask-SQLAlchemy's and others' proxies.
-    current: Callable[[], Any] | None = getattr(subject, "_get_current_object", None)
-    if current is not None:
-        return _plain(current())
     raise TransactionError(
         "outbox.using: expected a Session, AsyncSession, scoped_session, Connection or "
         f"AsyncConnection, got {type(subject).__name__}."
@@ -276,7 +276,13 @@ def _begun(subject: Session | Connection) -> Record:
             "outbox.using: expected an AsyncConnection in a transaction, found one that is in none. "
             "Write `await connection.begin()` first."
         )
-    subject.begin()
+    try:
+        subject.begin()
+    except InvalidRequestError as error:
+        raise TransactionError(
+            "outbox.using: expected a Session or Connection that can begin a transaction, found "
+            f"one that cannot: {error}"
+        ) from error
     record = tracker.record_of(subject)
     if record is None:
         raise TransactionError(
