@@ -217,5 +217,5 @@ def test_an_idle_relay_ends_at_once_when_told(
     with running(outbox_command("relay", "--sleep", "1h"), tmp_path, env) as relay:
         wait_until(lambda: not rows(shop), message="the first delivery")
         relay.send(number)
-        assert relay.wait(timeout=2) == 0, relay.output
+        assert relay.wait(timeout=5) == 0, relay.output
         assert "Traceback" not in relay.output
