@@ -99,6 +99,12 @@ def test_what_cannot_be_stored_fails_at_the_call_and_leaves_the_transaction_usab
         assert connection.execute(sa.select(sa.func.count()).select_from(orders)).scalar() == 2
 
 
+def test_a_wrong_number_of_arguments_fails_at_the_call(outbox: Outbox) -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        outbox.app.tasks["shop.add"].apply_async((1, 2, 3), via_outbox=True)
+    assert rows(outbox) == []
+
+
 def test_an_id_of_255_characters_is_stored_whole(outbox: Outbox) -> None:
     longest = "\U0001f600" + "x" * 254
     send(outbox, task_id=longest)

@@ -167,6 +167,24 @@ def test_a_second_claimer_gets_other_rows_while_the_first_transaction_is_open(
     engine.dispose()
 
 
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_a_message_that_commits_after_later_ones_is_not_passed_over(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    engine = sa.create_engine(request.getfixturevalue(f"{server}_url"))
+    database = Database("default", engine, "celery_outbox")
+    database.tables.metadata.create_all(engine)
+    with engine.connect() as slow, engine.connect() as undone:
+        database.store.add(slow, [make_message("slow")])
+        database.store.add(undone, [make_message("undone")])
+        add(database, make_message("quick"))
+        assert ids(claim(database)) == ["quick"]
+        undone.rollback()
+        slow.commit()
+    assert ids(claim(database)) == ["slow"]
+    engine.dispose()
+
+
 def test_an_open_claim_does_not_hold_up_the_applications_inserts(mariadb_url: str) -> None:
     engine = sa.create_engine(mariadb_url)
     database = Database("default", engine, "celery_outbox")

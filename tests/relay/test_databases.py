@@ -1,0 +1,80 @@
+"""Databases that go away under a relay, or have no connection to spare."""
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+
+from tests.processes import HOST
+from tests.proxy import TcpProxy
+from tests.relay.apps import make_outbox, relay_once, relaying, rows, send
+from tests.relay.conftest import OpenOutbox
+from tests.relay.wire import task_ids
+from tests.waiting import wait_until
+
+MakeProxy = Callable[[str, int], TcpProxy]
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_a_running_relay_survives_an_outage_of_its_database(
+    server: str,
+    request: pytest.FixtureRequest,
+    open_outbox: OpenOutbox,
+    tcp_proxy: MakeProxy,
+    redis_url: str,
+) -> None:
+    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
+    proxy = tcp_proxy(HOST, url.port or 0)
+    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
+    behind = url.set(port=proxy.port).render_as_string(hide_password=False)
+    relays = open_outbox(redis_url, behind)
+    first = send(producer)
+    with relaying(relays):
+        wait_until(lambda: task_ids(redis_url) == [first], 20, "the first delivery")
+        proxy.refuse()
+        proxy.cut()
+        second = send(producer)
+        relay_once(relays)
+        assert [row.task_id for row in rows(producer)] == [second]
+        proxy.listen()
+        wait_until(lambda: not rows(producer), 20, "the second delivery")
+    assert task_ids(redis_url) == [first, second]
+
+
+def test_a_database_that_goes_away_after_the_publish_gets_the_same_message_sent_again(
+    postgresql_url: str, open_outbox: OpenOutbox, tcp_proxy: MakeProxy, redis_url: str
+) -> None:
+    url = sa.make_url(postgresql_url)
+    proxy = tcp_proxy(HOST, url.port or 0)
+    producer = open_outbox(redis_url, postgresql_url)
+    behind = url.set(port=proxy.port).render_as_string(hide_password=False)
+    relays = open_outbox(redis_url, behind, retry_after=1)
+    stored = send(producer)
+    bind = relays.settings.databases["default"]
+
+    @sa.event.listens_for(bind, "before_cursor_execute")
+    def cut(connection: sa.Connection, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith("DELETE"):
+            proxy.refuse()
+            proxy.cut()
+
+    relay_once(relays)
+    assert task_ids(redis_url) == [stored]
+    assert [row.task_id for row in rows(producer)] == [stored]
+    wait_until(lambda: relay_once(producer) or not rows(producer), 10, "the end of the lease")
+    assert task_ids(redis_url) == [stored, stored]
+
+
+def test_a_pool_without_a_free_connection_does_not_end_the_relay(
+    sqlite_url: str, redis_url: str
+) -> None:
+    engine = sa.create_engine(sqlite_url, pool_size=1, max_overflow=0, pool_timeout=0.05)
+    outbox = make_outbox(redis_url, engine)
+    stored = send(outbox)
+    with engine.connect():
+        relay_once(outbox)
+    assert task_ids(redis_url) == []
+    relay_once(outbox)
+    assert task_ids(redis_url) == [stored]
+    outbox.app.close()
+    engine.dispose()
