@@ -55,9 +55,12 @@ def open_shop(make_app: Callable[..., Celery]) -> Iterator[OpenShop]:
     outboxes: list[Outbox] = []
 
     def open_(
-        databases: dict[str, sa.Engine], databases_as: dict[str, Any] | None = None, **settings: Any
+        databases: dict[str, sa.Engine],
+        databases_as: dict[str, Any] | None = None,
+        app: Celery | None = None,
+        **settings: Any,
     ) -> Shop:
-        app = make_app()
+        app = app or make_app()
         # No test shall store beside a transaction by accident.
         settings = {"require_transaction": True} | settings
         outbox = Outbox(app, databases=databases_as or databases, **settings)
@@ -101,15 +104,34 @@ def sqlite_shop(sqlite_engine: sa.Engine, open_shop: OpenShop) -> Shop:
 
 
 @pytest.fixture
+def memory_app(make_app: Callable[..., Celery]) -> Celery:
+    """An app whose broker is this process, with a queue of its own."""
+    queue = f"queue-{uuid.uuid4().hex[:8]}"
+    return make_app(broker="memory://", task_default_queue=queue)
+
+
+@pytest.fixture
+def two_engines(make_engine: MakeEngine, sqlite_url: str, other_url: str) -> dict[str, sa.Engine]:
+    """Engines of two databases, main and billing, on SQLite."""
+    return {"main": make_engine(sqlite_url), "billing": make_engine(other_url)}
+
+
+@pytest.fixture
+def memory_shop(memory_app: Celery, two_engines: dict[str, sa.Engine], open_shop: OpenShop) -> Shop:
+    """A shop with two databases, where what is sent directly can be seen."""
+    return open_shop(two_engines, app=memory_app, require_transaction=False)
+
+
+@pytest.fixture
 def other_url(tmp_path: Path) -> str:
     """The URL of a second SQLite file."""
     return f"sqlite:///{tmp_path / 'other.db'}"
 
 
 @pytest.fixture
-def two_shop(make_engine: MakeEngine, open_shop: OpenShop, sqlite_url: str, other_url: str) -> Shop:
-    """A shop with two databases, main and billing, on SQLite."""
-    return open_shop({"main": make_engine(sqlite_url), "billing": make_engine(other_url)})
+def two_shop(two_engines: dict[str, sa.Engine], open_shop: OpenShop) -> Shop:
+    """A shop with two databases, main and billing."""
+    return open_shop(two_engines)
 
 
 @pytest.fixture

@@ -66,6 +66,16 @@ class Shop:
         self.send(str(number))
 
     @property
+    def sent(self) -> list[str]:
+        """The ids of the tasks that lie on the broker; only of a shop whose broker is in memory."""
+        found: list[str] = []
+        queue_name = self.app.conf.task_default_queue
+        with self.app.connection_for_read() as broker, broker.SimpleQueue(queue_name) as queue:
+            while len(queue):
+                found.append(queue.get(block=False).headers["id"])
+        return found
+
+    @property
     def tasks(self) -> list[str]:
         """The ids of the tasks stored in the first database."""
         return tasks(self.engine)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from celery_outbox.errors import DatabaseError, SchemaError, TransactionError
-from tests.capture.shop import MakeEngine, OpenShop, Shop, insert_order, tasks
+from tests.capture.shop import OpenShop, Shop, insert_order, tasks
 
 
 @pytest.fixture
@@ -17,9 +17,8 @@ def lenient_shop(engine: sa.Engine, open_shop: OpenShop) -> Shop:
 
 
 @pytest.fixture
-def lenient_pair(make_engine: MakeEngine, open_shop: OpenShop, sqlite_url: str, other_url: str) -> Shop:
-    databases = {"main": make_engine(sqlite_url), "billing": make_engine(other_url)}
-    return open_shop(databases, require_transaction=False)
+def lenient_pair(two_engines: dict[str, sa.Engine], open_shop: OpenShop) -> Shop:
+    return open_shop(two_engines, require_transaction=False)
 
 
 def test_it_is_stored_when_the_call_returns(lenient_shop: Shop) -> None:
