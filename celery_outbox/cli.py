@@ -115,7 +115,8 @@ def relay(
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: worker.stop())
-    worker.run()
+    if not worker.run():
+        ctx.exit(1)
 
 
 @outbox.group()

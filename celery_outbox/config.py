@@ -14,15 +14,16 @@ from typing import Any, NoReturn
 
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .asynchronous import is_async_engine
 from .errors import ConfigurationError
 from .policy import RetryPolicy
 
 __all__ = ["BrokerSpec", "Settings", "parse_duration", "read_settings"]
 
 #: What may stand for a database in ``outbox_databases``.
-DatabaseSource = Engine | AsyncEngine | URL
+#: An AsyncEngine too: it has no type here, for its module needs greenlet.
+DatabaseSource = Any
 
 MAX_TABLE_NAME = 50  # PostgreSQL names end at 63 bytes; 51 characters make two index names collide
 MAX_BROKER_NAME = 191  # the broker column; short enough for every database's index limit
@@ -114,7 +115,7 @@ def _databases(what: str, value: object) -> Mapping[str, DatabaseSource]:
 
 
 def _database(what: str, name: str, source: object) -> DatabaseSource:
-    if isinstance(source, Engine | AsyncEngine | URL):
+    if isinstance(source, Engine | URL) or is_async_engine(source):
         return source
     if isinstance(source, str):
         try:

@@ -149,6 +149,11 @@ class ConnectionRecord(Record):
         connection = self.connection
         return connection is not None and not connection.closed and connection.in_transaction()
 
+    @property
+    def open_sessions(self) -> list[SessionRecord]:
+        """The Sessions whose work goes on in it."""
+        return [each for each in self.sessions if each.is_open]
+
     def connection_on(self, database: Database) -> Connection | None:
         """The Connection itself."""
         return self.connection

@@ -8,7 +8,7 @@ nothing is ever stored beside the transaction that it was meant for.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import insert
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from ..asynchronous import synchronous
 from ..errors import OptionError, TransactionError
 from ..storage.database import Database
 from ..transports import is_broker_engine
@@ -118,14 +118,12 @@ class Transactions:
     def _visible(self) -> tuple[list[OpenPlace], list[Record]]:
         """The caller's open transactions: on configured databases, and on others."""
         me = here()
-        records = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
-        if not any(not _is_internal(each) for each in records):
-            records = self._of_request(me)
+        records = _external(each for each in tracker.begun_by(me) if each.mark.is_same_call(me))
+        if not records:
+            records = _external(self._of_request(me))
         places: list[OpenPlace] = []
         strangers: list[Record] = []
         for record in records:
-            if _is_internal(record) or _is_represented(record, records):
-                continue
             found = list(self._places(record))
             places += found
             if not found:
@@ -246,20 +244,14 @@ def _plain(subject: object) -> Session | Connection:
     current: Callable[[], Any] | None = getattr(subject, "_get_current_object", None)
     if current is not None:
         return _plain(current())
-    if isinstance(subject, scoped_session | async_scoped_session):
-        subject = subject()
-    if isinstance(subject, AsyncSession):
-        return subject.sync_session
-    if isinstance(subject, AsyncConnection):
-        connection = subject.sync_connection
-        if connection is None:
-            raise TransactionError(
-                "outbox.using: expected an AsyncConnection that is connected, found one that is not. "
-                "Use it inside `async with engine.begin() as connection:`."
-            )
-        return connection
-    if isinstance(subject, Session | Connection):
-        return subject
+    plain = synchronous(subject() if isinstance(subject, scoped_session) else subject)
+    if isinstance(plain, Session | Connection):
+        return plain
+    if plain is None and subject is not None:
+        raise TransactionError(
+            "outbox.using: expected an AsyncConnection that is connected, found one that is not. "
+            "Use it inside `async with engine.begin() as connection:`."
+        )
     raise TransactionError(
         "outbox.using: expected a Session, AsyncSession, scoped_session, Connection or "
         f"AsyncConnection, got {type(subject).__name__}."
@@ -301,18 +293,30 @@ def _is_internal(record: Record) -> bool:
     return bind is not None and is_broker_engine(bind.engine)
 
 
-def _is_represented(record: Record, others: Sequence[Record]) -> bool:
-    """Whether a Session among ``others`` works in this very Connection's transaction."""
-    if not isinstance(record, ConnectionRecord):
-        return False
-    if any(each.is_open for each in record.sessions):
-        return True
-    return any(
-        isinstance(each, SessionRecord)
-        and each.session is not None
-        and bound_connection(each.session) is record.connection
-        for each in others
-    )
+def _external(records: Iterable[Record]) -> list[Record]:
+    """The application's own among ``records``, each transaction once.
+
+    A Session stands for the Connections that it works on, also where another thread began it: who
+    lets it begin a Connection uses it.
+    """
+    found: dict[int, Record] = {}
+    for record in records:
+        sessions: Sequence[Record] = (
+            record.open_sessions if isinstance(record, ConnectionRecord) else ()
+        )
+        for each in sessions or (record,):
+            if not _is_internal(each):
+                found[id(each)] = each
+    bound = [
+        bound_connection(each.session)
+        for each in found.values()
+        if isinstance(each, SessionRecord) and each.session is not None
+    ]
+    return [
+        each
+        for each in found.values()
+        if not (isinstance(each, ConnectionRecord) and any(each.connection is it for it in bound))
+    ]
 
 
 def _was_left_by_thread(record: Record) -> bool:

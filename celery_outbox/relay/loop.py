@@ -70,6 +70,8 @@ class Relay:
         self._brokers = brokers
         self._options = options
         self._is_stopped = False
+        self._has_worked = False
+        self._delivered = 0
         # Unlike an Event it can be put into by a signal handler that interrupts its own waiter.
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._publishers: dict[str, Publisher] = {}
@@ -80,18 +82,28 @@ class Relay:
         self._is_stopped = True
         self._wakeups.put(None)
 
-    def run(self) -> None:
-        """Work until stopped, or as ``once`` and ``stop_when_empty`` say."""
+    def run(self) -> bool:
+        """Work until stopped, or as ``once`` and ``stop_when_empty`` say.
+
+        Returns whether it could work: False when not one of the databases could ever be used.
+        """
+        logger.info(
+            "Relaying from %s to %s",
+            ", ".join(database.name for database in self._databases),
+            ", ".join(self._brokers),
+        )
         try:
             while not self._is_stopped:
                 settled, accepted = self._pass()
                 if self._options.once or (self._options.stop_when_empty and not settled):
-                    return
+                    return self._has_worked
                 if not accepted and not self._options.stop_when_empty:
                     self._wait()
+            return True
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
+            logger.info("The relay ends; it has delivered %d message(s)", self._delivered)
 
     def _wait(self) -> None:
         with suppress(Empty):
@@ -113,6 +125,7 @@ class Relay:
                 except OutboxError as error:
                     self._trouble(f"database {database.name!r}", str(error))
                     break
+                self._has_worked = True
                 self._well(f"database {database.name!r}")
                 accepted += len(outcome.accepted)
                 settled += len(outcome.accepted if outcome.is_connection_lost else claimed)
@@ -136,7 +149,11 @@ class Relay:
         outcome = self._publish(publisher, claim)
         if outcome.is_connection_lost:
             self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
+        elif outcome.accepted:
+            # Not on connecting: with some transports that proves nothing.
+            self._well(f"broker {broker!r}")
         self._settle(database, broker, claim, outcome)
+        self._delivered += len(outcome.accepted)
         return claim.messages, outcome
 
     def _connected(self, database: Database, broker: str) -> Publisher | None:
@@ -144,17 +161,17 @@ class Relay:
         publisher = self._publishers.get(broker)
         if publisher is None:
             publisher = self._publishers[broker] = publisher_for(self._brokers[broker]())
+        # An idle relay only reads.
+        if database.read(lambda connection: database.store.is_empty(connection, [broker])):
+            return None
         if publisher.is_connected:
             return publisher
-        if database.run(lambda connection: database.store.is_empty(connection, [broker])):
-            return None
         try:
             publisher.connect()
         except Exception as error:  # noqa: BLE001 - transports raise what they like
             publisher.close()
             self._trouble(f"broker {broker!r}", f"{type(error).__name__}: {error}")
             return None
-        self._well(f"broker {broker!r}")
         return publisher
 
     def _publish(self, publisher: Publisher, claim: Claim) -> Outcome:

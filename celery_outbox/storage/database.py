@@ -15,13 +15,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
+from ..asynchronous import is_async_engine, synchronous
 from ..config import DatabaseSource
 from ..errors import ConfigurationError, DatabaseError, SchemaError
 from . import dialects
@@ -62,7 +63,7 @@ class Database:
         self.name = name
         self._source = source
         engine = _caller_engine(source)
-        self.url = source if isinstance(source, URL) else engine.url
+        self.url: URL = source if engine is None else engine.url
         self.dialect = dialects.of(self.url.get_backend_name())
         if engine is not None:
             self._refuse_autocommit(engine)
@@ -102,7 +103,7 @@ class Database:
         try:
             with self.dialect.begin(self._engine()) as connection:
                 yield connection
-        except DBAPIError as error:
+        except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
 
     def run(self, work: Callable[[Connection], T]) -> T:
@@ -118,6 +119,8 @@ class Database:
                 if not left or not self.dialect.is_transient(error):
                     raise self.explain(error) from error
                 time.sleep(random.uniform(0.01, 0.1))
+            except NoConnectionFree as error:
+                raise self.explain(error) from error
         raise AssertionError("unreachable")
 
     def read(self, work: Callable[[Connection], T]) -> T:
@@ -128,11 +131,13 @@ class Database:
         try:
             with self._engine().connect() as connection:
                 return work(connection)
-        except DBAPIError as error:
+        except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
 
-    def explain(self, error: DBAPIError) -> SchemaError | DatabaseError:
+    def explain(self, error: DBAPIError | NoConnectionFree) -> SchemaError | DatabaseError:
         """Say what a database error means for the outbox, without its parameters."""
+        if isinstance(error, NoConnectionFree):
+            return DatabaseError(f"database {self.name!r}: no connection was free: {error}")
         if self.dialect.is_missing_table(error):
             return SchemaError(
                 f"database {self.name!r}: expected the table {self.tables.messages.fullname!r}, but "
@@ -173,7 +178,7 @@ class Database:
 
     def _synchronous_url(self) -> URL:
         driver = self.url.get_driver_name()
-        if not isinstance(self._source, AsyncEngine) and driver not in self.dialect.sync_drivers:
+        if not is_async_engine(self._source) and driver not in self.dialect.sync_drivers:
             return self.url
         substitute = self.dialect.sync_drivers.get(driver)
         # "pysqlite" is the name of SQLAlchemy's dialect for the standard library's sqlite3.
@@ -187,12 +192,9 @@ class Database:
         return self.url.set(drivername=f"{self.url.get_backend_name()}+{substitute}")
 
 
-def _caller_engine(source: DatabaseSource) -> Any:
-    return (
-        source.sync_engine
-        if isinstance(source, AsyncEngine)
-        else (source if isinstance(source, Engine) else None)
-    )
+def _caller_engine(source: DatabaseSource) -> Engine | None:
+    source = synchronous(source)
+    return source if isinstance(source, Engine) else None
 
 
 def _folded(table: str, backend: str) -> str:
