@@ -2,37 +2,53 @@
 dispatch is refused with what to write.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 import pytest
 import sqlalchemy as sa
-from celery import Celery
 from fastapi import Depends, FastAPI
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from celery_outbox import OutboxMiddleware
 from celery_outbox.errors import TransactionError
-from tests.capture.async_support import AsyncShop, async_url, open_async_shop, visit
-from tests.capture.shop import MakeEngine, Order
+from tests.capture.async_support import AsyncShop, lasting_shop
+from tests.capture.shop import Order
 
-Dependency = Callable[[], Any]
+Dependency = Callable[[str], Any]
 
 dependencies = pytest.mark.parametrize("dependency", ["sync", "async", "async_session"])
 endpoints = pytest.mark.parametrize("endpoint", ["sync", "async"])
-states = pytest.mark.parametrize("state", ["untouched", "begun", "selected", "flushed"])
-orders = pytest.mark.parametrize("dispatch", ["after_the_order", "before_the_order"])
-ends = pytest.mark.parametrize("end", ["commit", "rollback"])
+situations = pytest.mark.parametrize(
+    ("state", "dispatch"),
+    [
+        ("untouched", "after_the_order"),
+        ("begun", "after_the_order"),
+        ("begun", "before_the_order"),
+        ("selected", "after_the_order"),
+        ("selected", "before_the_order"),
+        ("flushed", "after_the_order"),
+        ("flushed", "before_the_order"),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def lasting(request: pytest.FixtureRequest) -> Iterator[AsyncShop]:
+    with lasting_shop(request, "aiosqlite") as shop:
+        yield shop
 
 
 @pytest.fixture
-def shop(make_app: Callable[..., Celery], sqlite_url: str, make_engine: MakeEngine) -> AsyncShop:
-    return open_async_shop(make_app(), async_url(sqlite_url, "aiosqlite"), make_engine(sqlite_url))
+def shop(lasting: AsyncShop) -> AsyncShop:
+    lasting.clear()
+    return lasting
 
 
-def make_dependency(shop: AsyncShop, kind: str, state: str, end: str) -> Dependency:
-    """A dependency that hands out a Session in ``state`` and ends it with ``end``."""
+def make_dependency(shop: AsyncShop, kind: str, state: str) -> Dependency:
+    """A dependency that hands out a Session in ``state`` and ends it as the request asks."""
 
     def prepare(session: Session) -> None:
         if state == "begun":
@@ -43,19 +59,19 @@ def make_dependency(shop: AsyncShop, kind: str, state: str, end: str) -> Depende
             session.add(Order(id=7))
             session.flush()
 
-    def sync_dependency() -> Iterator[Session]:
+    def sync_dependency(end: str) -> Iterator[Session]:
         with Session(shop.engine) as session:
             prepare(session)
             yield session
             getattr(session, end)()
 
-    async def async_dependency() -> AsyncIterator[Session]:
+    async def async_dependency(end: str) -> AsyncIterator[Session]:
         with Session(shop.engine) as session:
             prepare(session)
             yield session
             getattr(session, end)()
 
-    async def async_session_dependency() -> AsyncIterator[AsyncSession]:
+    async def async_session_dependency(end: str) -> AsyncIterator[AsyncSession]:
         async with shop.session() as session:
             await session.run_sync(prepare)
             yield session
@@ -71,7 +87,7 @@ def make_dependency(shop: AsyncShop, kind: str, state: str, end: str) -> Depende
 def make_api(shop: AsyncShop, dependency: Dependency, endpoint: str, dispatch: str) -> FastAPI:
     """An API whose one endpoint adds an order to the dependency's session and sends its task."""
     api = FastAPI()
-    Given = Annotated[Any, Depends(dependency)]
+    Given = Annotated[Any, Depends(dependency)]  # noqa: N806 - a type
 
     def work(session: Session | AsyncSession) -> None:
         if dispatch == "before_the_order":
@@ -96,9 +112,6 @@ def make_api(shop: AsyncShop, dependency: Dependency, endpoint: str, dispatch: s
             if isinstance(session, AsyncSession):
                 await session.flush()
 
-    @api.on_event("shutdown")
-    async def never() -> None: ...
-
     return api
 
 
@@ -107,4 +120,59 @@ def outcome(shop: AsyncShop) -> tuple[bool, list[str]]:
     return 1 in shop.orders, shop.tasks
 
 
-EXPECTED = {"commit": (True, ["1"]), "rollback": (False, [])}
+@dependencies
+@endpoints
+@situations
+def test_with_the_middleware_every_endpoint_stores_in_its_dependencys_transaction(
+    shop: AsyncShop, dependency: str, endpoint: str, state: str, dispatch: str
+) -> None:
+    api = make_api(shop, make_dependency(shop, dependency, state), endpoint, dispatch)
+    api.add_middleware(OutboxMiddleware)
+    shop.visit(api, "/?end=rollback")
+    assert outcome(shop) == (False, [])
+    shop.visit(api, "/?end=commit")
+    assert outcome(shop) == (True, ["1"])
+
+
+@dependencies
+@endpoints
+@situations
+def test_without_the_middleware_the_transaction_is_found_or_the_error_says_what_to_write(
+    shop: AsyncShop, dependency: str, endpoint: str, state: str, dispatch: str
+) -> None:
+    api = make_api(shop, make_dependency(shop, dependency, state), endpoint, dispatch)
+    try:
+        shop.visit(api, "/?end=rollback")
+    except TransactionError as error:
+        assert "with outbox.using(session)" in str(error)
+        assert "app.add_middleware(OutboxMiddleware)" in str(error)
+        assert outcome(shop) == (False, [])
+    else:
+        assert outcome(shop) == (False, [])
+        shop.visit(api, "/?end=commit")
+        assert outcome(shop) == (True, ["1"])
+
+
+@pytest.mark.parametrize("dependency", ["async", "async_session"])
+@situations
+def test_an_async_endpoint_of_an_async_dependency_needs_no_middleware(
+    shop: AsyncShop, dependency: str, state: str, dispatch: str
+) -> None:
+    api = make_api(shop, make_dependency(shop, dependency, state), "async", dispatch)
+    shop.visit(api, "/?end=commit")
+    assert outcome(shop) == (True, ["1"])
+
+
+@dependencies
+@endpoints
+@pytest.mark.parametrize("has_middleware", [True, False])
+def test_a_dispatch_before_the_first_use_of_the_dependencys_session_is_not_stored_alone(
+    shop: AsyncShop, dependency: str, endpoint: str, has_middleware: bool
+) -> None:
+    given = make_dependency(shop, dependency, "untouched")
+    api = make_api(shop, given, endpoint, "before_the_order")
+    if has_middleware:
+        api.add_middleware(OutboxMiddleware)
+    with contextlib.suppress(TransactionError):
+        shop.visit(api, "/?end=rollback")
+    assert outcome(shop) == (False, [])
