@@ -29,6 +29,7 @@ def shop(lasting: AsyncShop, monkeypatch: pytest.MonkeyPatch) -> AsyncShop:
 
 #: For what does not depend on the driver.
 on_sqlite = pytest.mark.parametrize("lasting", ["aiosqlite"], indirect=True)
+on_two = pytest.mark.parametrize("lasting", ["aiosqlite", "asyncpg"], indirect=True)
 
 
 async def insert(connection: AsyncConnection, number: int) -> None:
@@ -112,6 +113,7 @@ def test_a_function_run_in_the_sync_connection_finds_its_transaction(shop: Async
     assert (shop.orders, shop.tasks) == ([1], ["1"])
 
 
+@on_two
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize(
     "mode", ["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
@@ -134,6 +136,7 @@ def test_a_session_on_a_connection_stores_when_its_rows_are_committed(
     assert (shop.orders, shop.tasks) == (([1], ["1"]) if is_there else ([], []))
 
 
+@on_two
 @pytest.mark.parametrize(
     ("mode", "is_kept"),
     [
