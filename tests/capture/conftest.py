@@ -39,7 +39,8 @@ def make_app() -> Callable[..., Celery]:
             set_as_current=False,
             **{"broker": f"redis://127.0.0.1:{unused_port()}/0"} | options,
         )
-        app.task(name=TASK_NAME)(receipt)
+        # Shared, it would be made anew for every later app of the test run.
+        app.task(name=TASK_NAME, shared=False)(receipt)
         return app
 
     return make

@@ -22,7 +22,7 @@ def where(shop: Shop) -> str:
 
 
 def make_task(app: Celery, **options: Any) -> Task:
-    return app.task(name=f"shop.{uuid.uuid4().hex}", **options)(receipt)
+    return app.task(name=f"shop.{uuid.uuid4().hex}", shared=False, **options)(receipt)
 
 
 ON, OFF, BILLING = {"via_outbox": True}, {"via_outbox": False}, {"outbox_database": "billing"}
@@ -185,7 +185,7 @@ def by_annotation(app: Celery) -> Task:
 
 def by_annotation_of_the_name(app: Celery) -> Task:
     app.conf.task_annotations = {"shop.annotated": {"via_outbox": True}}
-    return app.task(name="shop.annotated")(receipt)
+    return app.task(name="shop.annotated", shared=False)(receipt)
 
 
 def by_attribute(app: Celery) -> Task:

@@ -1,14 +1,15 @@
 """What must hold in a process of its own: its first dispatch, its end, its app from elsewhere."""
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
-from tests.capture.shop import Shop
+from tests.capture.shop import MakeEngine, OpenShop, Shop
 
 PREFACE = """
-import os, pickle, sys
+import os, sys
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from celery import Celery
@@ -20,10 +21,10 @@ task = app.task(name="shop.receipt")(receipt)
 """
 
 
-def run_python(program: str, *arguments: str, exit_code: int = 0) -> str:
-    """Run a program that begins with PREFACE; return what it printed."""
+def run_python(program: str, *arguments: str, exit_code: int = 0, preface: str = PREFACE) -> str:
+    """Run a program; return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", PREFACE + program, *arguments],
+        [sys.executable, "-c", preface + program, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -33,36 +34,30 @@ def run_python(program: str, *arguments: str, exit_code: int = 0) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_the_first_dispatch_finds_what_was_begun_before_the_outbox_was_used(
-    sqlite_shop: Shop, end: str
-) -> None:
-    program = """
+FIRST_DISPATCH = {
+    "used": """
 outbox = Outbox(app, databases={"default": engine})
 with Session(engine) as session:
     insert_order(session, 1)
     task.apply_async(task_id="a", via_outbox=True)
-    getattr(session, sys.argv[2])()
-"""
-    run_python(program, str(sqlite_shop.engine.url), end)
-    found = (sqlite_shop.orders, sqlite_shop.tasks)
-    assert found == (([1], ["a"]) if end == "commit" else ([], []))
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_the_first_dispatch_finds_what_was_begun_before_the_outbox_was_made(
-    sqlite_shop: Shop, end: str
-) -> None:
-    program = """
+    session.rollback()
+""",
+    "made": """
 with Session(engine) as session:
     insert_order(session, 1)
     outbox = Outbox(app, databases={"default": engine})
     task.apply_async(task_id="a", via_outbox=True)
-    getattr(session, sys.argv[2])()
-"""
-    run_python(program, str(sqlite_shop.engine.url), end)
-    found = (sqlite_shop.orders, sqlite_shop.tasks)
-    assert found == (([1], ["a"]) if end == "commit" else ([], []))
+    session.rollback()
+""",
+}
+
+
+@pytest.mark.parametrize("moment", FIRST_DISPATCH)
+def test_the_first_dispatch_finds_what_was_begun_before_the_outbox_was(
+    sqlite_shop: Shop, moment: str
+) -> None:
+    run_python(FIRST_DISPATCH[moment], str(sqlite_shop.engine.url))
+    assert (sqlite_shop.orders, sqlite_shop.tasks) == ([], [])
 
 
 def test_a_dispatch_outside_transactions_survives_the_death_of_its_process(shop: Shop) -> None:
@@ -89,31 +84,97 @@ with Session(engine) as session:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_process_killed_around_its_commit_leaves_all_or_nothing(shop: Shop, moment: str) -> None:
-    url = shop.engine.url.render_as_string(hide_password=False)
-    assert run_python(STORE_AND_COMMIT, url, moment, exit_code=-9) == ""
+def test_a_process_killed_around_its_commit_leaves_all_or_nothing(
+    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop, moment: str
+) -> None:
+    shop = open_shop({"default": make_engine(postgresql_url)})
+    assert run_python(STORE_AND_COMMIT, postgresql_url, moment, exit_code=-9) == ""
     assert (shop.orders, shop.tasks) == (([1], ["a"]) if moment == "after" else ([], []))
 
 
 def test_an_app_pickled_into_another_process_refuses_our_options(sqlite_shop: Shop) -> None:
-    pickled = run_python(
-        """
-outbox = Outbox(app, databases={"default": engine})
-print(pickle.dumps(app).hex())
-""",
-        str(sqlite_shop.engine.url),
-    )
     program = """
-import subprocess
-done = subprocess.run(
-    [sys.executable, "-c", '''
 import pickle, sys
 app = pickle.loads(bytes.fromhex(sys.argv[1]))
 try:
     app.send_task("elsewhere", via_outbox=True)
 except Exception as error:
     print(type(error).__name__)
-''', sys.argv[2]], capture_output=True, text=True, timeout=30)
-print(done.stdout, done.stderr)
 """
-    assert run_python(program, "sqlite://", pickled.strip()).strip() == "NoOutboxError"
+    pickled = pickle.dumps(sqlite_shop.app).hex()
+    assert run_python(program, pickled, preface="").strip() == "NoOutboxError"
+
+
+def test_an_app_in_a_process_that_never_made_an_outbox_refuses_our_options() -> None:
+    program = """
+app.conf.broker_url = "memory://"
+for send in (task.apply_async, lambda **options: app.send_task("elsewhere", **options)):
+    try:
+        send(via_outbox=True)
+    except Exception as error:
+        print(type(error).__name__)
+    else:
+        print("sent")
+"""
+    assert run_python(program, "sqlite://").split() == ["NoOutboxError", "NoOutboxError"]
+
+
+LISTENERS_FIRST = """
+import sys
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+heard = set()
+
+def listen(target, name):
+    def send(*args):
+        if name not in heard:
+            heard.add(name)
+            app.send_task("elsewhere", task_id=name, via_outbox=True)
+    event.listen(target, name, send)
+
+for name in sys.argv[2].split():
+    listen(sa.Engine if name == "commit" else Session, name)
+"""
+COMMIT_TWICE = """
+outbox = Outbox(app, databases={"default": engine})
+with Session(engine) as session:
+    session.add(Order(id=1))
+    session.commit()
+    session.add(Order(id=2))
+    session.rollback()
+"""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["after_transaction_create", "before_flush"],
+        ["after_flush", "before_commit", "commit"],
+        ["after_commit"],
+        ["after_rollback", "after_soft_rollback"],
+    ],
+    ids=" ".join,
+)
+def test_listeners_registered_before_the_package_was_imported_find_the_same(
+    sqlite_shop: Shop, names: list[str]
+) -> None:
+    url = str(sqlite_shop.engine.url)
+    run_python(COMMIT_TWICE, url, " ".join(names), preface=LISTENERS_FIRST + PREFACE)
+    assert (sqlite_shop.orders, sorted(sqlite_shop.tasks)) == ([1], names)
+
+
+def test_a_listener_registered_before_the_package_was_imported_shares_the_rollback(
+    sqlite_shop: Shop,
+) -> None:
+    program = """
+outbox = Outbox(app, databases={"default": engine})
+with Session(engine) as session:
+    session.add(Order(id=1))
+    session.flush()
+    session.rollback()
+"""
+    names = "after_transaction_create after_attach before_flush after_begin after_flush"
+    run_python(program, str(sqlite_shop.engine.url), names, preface=LISTENERS_FIRST + PREFACE)
+    assert (sqlite_shop.orders, sqlite_shop.tasks) == ([], [])
