@@ -19,10 +19,12 @@ __all__ = ["Batch", "batching", "current_batch"]
 class Batch:
     """What has been built and not stored yet."""
 
-    def __init__(self, *, holds_direct: bool) -> None:
+    def __init__(self, *, holds_direct: bool, subscribes: bool) -> None:
         #: Whether what is sent directly waits, too, until everything is stored.
         self.holds_direct = holds_direct
+        self._subscribes = subscribes
         self._unsubscribed: list[Callable[[], None]] = []
+        self._before: list[tuple[Place, str, Callable[[], None]]] = []
         self._messages: dict[object, tuple[Sink, Place, list[OutboxMessage]]] = {}
         self._direct: list[Callable[[], None]] = []
 
@@ -30,6 +32,10 @@ class Batch:
         """Store ``messages`` in ``place`` when the batch is complete, by way of ``sink``."""
         _, _, kept = self._messages.setdefault(_key(place), (sink, place, []))
         kept += messages
+
+    def call_before_commit(self, place: Place, task_name: str, action: Callable[[], None]) -> None:
+        """Call ``action`` before COMMIT and before anything is stored, if the batch is completed."""
+        self._before.append((place, task_name, action))
 
     def subscribe_later(self, subscribe: Callable[[], None]) -> None:
         """Call ``subscribe`` when the batch is complete, unless something of it was stored.
@@ -44,11 +50,13 @@ class Batch:
 
     def complete(self) -> None:
         """Store everything, then send what is direct."""
+        for place, task_name, action in self._before:
+            place.call_before_commit(task_name, action)
         for sink, place, messages in self._messages.values():
             sink(place, messages)
         for send in self._direct:
             send()
-        if not self._messages:
+        if self._subscribes and not self._messages:
             for subscribe in self._unsubscribed:
                 subscribe()
 
@@ -62,13 +70,13 @@ def current_batch() -> Batch | None:
 
 
 @contextmanager
-def batching(*, holds_direct: bool = False) -> Iterator[Batch]:
+def batching(*, holds_direct: bool = False, subscribes: bool = True) -> Iterator[Batch]:
     """Build a batch; the outermost one is stored at its end, unless there was an error."""
     outer = _current.get()
     if outer is not None:
         yield outer
         return
-    batch = Batch(holds_direct=holds_direct)
+    batch = Batch(holds_direct=holds_direct, subscribes=subscribes)
     token = _current.set(batch)
     try:
         yield batch

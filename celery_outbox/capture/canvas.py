@@ -7,14 +7,15 @@ choice of their own. Of a chain that is its first task: the others are sent by w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from celery import Celery, uuid
-from celery.canvas import Signature, _chain, _chord, group, maybe_signature
+from celery.backends.base import Backend
+from celery.canvas import Signature, _chain, _chord, chunks, group, maybe_signature
 
-from .batch import batching
-from .choice import OPTIONS, Level, choosing, of_canvas, take, under
+from .batch import Batch, batching
+from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take, under
 from .doors import attached, wrap
 from .eager import DeferredResult
 from .place import Place
@@ -22,23 +23,32 @@ from .view import chord_view_of
 
 __all__ = ["first_tasks", "open_canvases"]
 
+# By name, for a copy of such a signature is of no type of its own.
+_MAPS = frozenset({"celery.map", "celery.starmap"})
+
 
 def open_canvases() -> None:
     """Wrap Celery's canvases; again does nothing."""
     for canvas in (group, _chain, _chord):
         wrap(canvas, "apply_async", _apply_async)
+    wrap(chunks, "apply_async", _apply_chunks)
+    wrap(_chain, "unchain_tasks", _unchain)
     wrap(_chord, "run", _run_chord)
 
 
 def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_async(self: Any, *args: Any, **options: Any) -> Any:
-        own = {option: self.options[option] for option in OPTIONS if option in self.options}
+        own = _own(self)
         said = {**own, **{key: value for key, value in take(options).items() if value is not None}}
         if own:
             self = self.clone()
             take(self.options)
         level = under(of_canvas(), said)
         outlet = attached(self.app)
+        if outlet is not None and isinstance(self, group):
+            self = _telling(self)
+        elif isinstance(self, _chain):
+            level = _of_beginning(self, level)
         if outlet is not None and self.app.conf.task_always_eager:
             place = outlet.place_of(first_tasks(self, level))
             if place is not None:
@@ -47,6 +57,74 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **options)
 
     return apply_async
+
+
+def _own(canvas: Any) -> dict[str, Any]:
+    """What a signature or canvas says by its own options."""
+    return {option: canvas.options[option] for option in OPTIONS if option in canvas.options}
+
+
+def _signature(task: Any) -> Any:
+    return task if isinstance(task, Signature) else Signature.from_dict(task)
+
+
+def _apply_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_async(self: Any, *args: Any, **options: Any) -> Any:
+        # Celery makes a group of them and forgets the options that were set on them.
+        own = {key: value for key, value in _own(self).items() if options.get(key) is None}
+        return original(self, *args, **options | own)
+
+    return apply_async
+
+
+def _unchain(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unchain_tasks(self: Any) -> Any:
+        # Celery makes a longer chain of them and forgets the options that were set on this one.
+        tasks = original(self)
+        if tasks and (own := _own(self)):
+            tasks[0].options.update(under(own, _own(tasks[0])))
+        return tasks
+
+    return unchain_tasks
+
+
+def _of_beginning(chain: Any, level: Level) -> Level:
+    """What is said for the first task of ``chain``.
+
+    A chain at its beginning, or a group of one, is taken apart by Celery with no regard to options.
+    """
+    first = next(map(_signature, chain.tasks), None)
+    while isinstance(first, _chain) or (isinstance(first, group) and len(first.tasks) == 1):
+        level = under(level, _own(first))
+        first = next(map(_signature, first.tasks), None)
+    return level
+
+
+def _telling(canvas: Any) -> Any:
+    """``canvas``, whose members say what groups among them say: Celery takes those apart, too."""
+    tasks = list(canvas.tasks)
+    if any(isinstance(each, group) and _says_something(each) for each in map(_signature, tasks)):
+        canvas = canvas.clone()
+        canvas.tasks = _told(tasks, {})
+    return canvas
+
+
+def _says_something(canvas: Any) -> bool:
+    return bool(_own(canvas)) or any(
+        isinstance(each, group) and _says_something(each) for each in map(_signature, canvas.tasks)
+    )
+
+
+def _told(tasks: Iterable[Any], said: Level) -> list[Any]:
+    told = []
+    for task in map(_signature, tasks):
+        member = task.clone()
+        if isinstance(member, group):
+            member.tasks = _told(member.tasks, under(said, take(member.options)))
+        else:
+            member.options.update({**under(said, own), **own} if (own := _own(member)) else said)
+        told.append(member)
+    return told
 
 
 def _apply_eagerly(
@@ -62,12 +140,11 @@ def _apply_eagerly(
     Members of a group go each by its own choice; of a chain and a chord Celery itself runs the rest.
     """
     if isinstance(canvas, group):
+        if {"link", "link_error"} & options.keys():
+            return original(canvas, *args, **options)  # refuses them
         group_id = options.pop("task_id", None) or canvas.options.get("task_id") or uuid()
         with choosing(level):
-            results = [
-                maybe_signature(task, app=canvas.app).clone().apply_async(*args, **options)
-                for task in canvas.tasks
-            ]
+            results = [each.apply_async(*args, **options) for each in _members(canvas)]
         return canvas.app.GroupResult(group_id, results)
     frozen = canvas.clone()
     result = DeferredResult(options.get("task_id") or uuid(), canvas.task)
@@ -80,6 +157,16 @@ def _apply_eagerly(
     return result
 
 
+def _members(canvas: Any) -> Iterator[Any]:
+    """The members of a group and of the groups among them, which Celery puts in one row."""
+    for task in canvas.tasks:
+        member = maybe_signature(task, app=canvas.app).clone()
+        if isinstance(member, group):
+            yield from _members(member)
+        else:
+            yield member
+
+
 def _run_chord(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(
         self: Any, header: Any, body: Any, partial_args: Any, app: Any = None, **options: Any
@@ -89,25 +176,30 @@ def _run_chord(original: Callable[..., Any]) -> Callable[..., Any]:
         place = None if outlet is None else outlet.place_of(first_tasks(header, of_canvas()))
         if place is None:
             return original(self, header, body, partial_args, app=app, **options)
-        # What Celery writes to the result backend waits for the commit.
-        view = chord_view_of(app, _ChordBackend(app, place))
-        header._app = view
-        return original(self, header, body, partial_args, app=view, **options)
+        header = _telling(header)
+        with batching() as batch:
+            # What Celery writes to the result backend waits for the commit.
+            view = chord_view_of(app, _ChordBackend(app, place, batch))
+            header._app = view
+            return original(self, header, body, partial_args, app=view, **options)
 
     return run
 
 
 def first_tasks(canvas: Any, said: Level) -> Iterator[tuple[Any, Level]]:
     """The signatures that dispatching ``canvas`` sends, each with what the canvases around it say."""
-    if isinstance(canvas, dict) and not isinstance(canvas, Signature):
-        canvas = Signature.from_dict(canvas)
-    inside = under(said, {key: canvas.options[key] for key in OPTIONS if key in canvas.options})
+    canvas = _signature(canvas)
+    inside = under(said, _own(canvas))
     if isinstance(canvas, _chord | group):
         for task in getattr(canvas.tasks, "tasks", canvas.tasks):
             yield from first_tasks(task, inside)
     elif isinstance(canvas, _chain):
         if canvas.tasks:
             yield from first_tasks(canvas.tasks[0], inside)
+    elif canvas.task in _MAPS:
+        mapped = _signature(canvas.kwargs["task"])
+        task = of_task(canvas.app._tasks.get(mapped.task))
+        yield canvas, under(under(task, _own(mapped)), said)
     else:
         yield canvas, said
 
@@ -119,24 +211,33 @@ class _ChordBackend:
     after, for a crash in between would leave a chord whose body never runs.
     """
 
-    def __init__(self, app: Celery, place: Place) -> None:
+    def __init__(self, app: Celery, place: Place, batch: Batch) -> None:
         self._app = app
         self._place = place
+        self._batch = batch
 
     def apply_chord(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare the backend; one that cannot count sends ``celery.chord_unlock`` instead."""
+        """Prepare the backend; for one that has to be polled, Celery sends ``celery.chord_unlock``."""
         backend = self._app.backend
-        if getattr(backend, "implements_incr", False):
-            self._place.call_before_commit("celery.chord", lambda: backend.apply_chord(*args, **kwargs))
+        backend.ensure_chords_allowed()
+        if getattr(backend.apply_chord, "__func__", None) is not Backend.apply_chord:
+            self._write(lambda: backend.apply_chord(*args, **kwargs))
             return
-        with choosing({"via_outbox": True, "outbox_database": self._place.database.name}):
+        here = {"via_outbox": True, "outbox_database": self._place.database.name}
+        with choosing({**of_canvas(), **here}):
             backend.apply_chord(*args, **kwargs)
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Tell the backend how many results to wait for."""
-        self._place.call_before_commit(
-            "celery.chord", lambda: self._app.backend.set_chord_size(group_id, chord_size)
-        )
+        self._write(lambda: self._app.backend.set_chord_size(group_id, chord_size))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        def write_only() -> None:
+            # Celery makes a result of the whole header, and would subscribe to every member.
+            with batching(subscribes=False):
+                write()
+
+        self._batch.call_before_commit(self._place, "celery.chord", write_only)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._app.backend, name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import read_retry
-from ..errors import OptionError
+from ..errors import ConfigurationError, OptionError
 from ..policy import RetryPolicy
 
 __all__ = ["OPTIONS", "Choice", "Level", "choose", "choosing", "of_canvas", "of_task", "take", "under"]
@@ -82,12 +82,18 @@ def choose(levels: Sequence[Level], *, default: bool) -> Choice | None:
         merged |= said
     if not (default if wish is None else wish):
         return None
-    retry = merged.get("outbox_retry")
     return Choice(
         database=merged.get("outbox_database"),
         broker=merged.get("outbox_broker"),
-        retry=None if retry is None else read_retry("outbox_retry", retry),
+        retry=_retry(merged.get("outbox_retry")),
     )
+
+
+def _retry(asked: Any) -> RetryPolicy | None:
+    try:
+        return None if asked is None else read_retry("outbox_retry", asked)
+    except ConfigurationError as error:
+        raise OptionError(str(error)) from error
 
 
 def _wish(said: Level) -> bool | None:
