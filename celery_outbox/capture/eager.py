@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import states
-from celery.result import EagerResult
+from celery.result import EagerResult, GroupResult
 from kombu import serialization
 
 from ..errors import DispatchError
@@ -21,11 +21,27 @@ class DeferredResult(EagerResult):  # type: ignore[misc]  # Celery has no types
         super().__init__(id, None, states.PENDING, name=name)
 
     def run(self, apply: Callable[[], Any]) -> None:
-        """Run the task and take its result over."""
-        result = apply()
+        """Run the task, or what a canvas runs last, and take its result over."""
+        try:
+            result = apply()
+        except Exception as error:
+            self._state, self._result = states.FAILURE, error
+            raise
+        if isinstance(result, GroupResult):
+            self._take_group(result)
+            return
         self._state = result.state
         self._result = result.result
         self._traceback = result.traceback
+
+    def _take_group(self, group: GroupResult) -> None:
+        failed = [each for each in group.results if each.state in states.PROPAGATE_STATES]
+        self._state = failed[0].state if failed else states.SUCCESS
+        self._result = failed[0].result if failed else group.join(disable_sync_subtasks=False)
+
+    def __reduce__(self) -> Any:
+        # What is pickled stays as it is now.
+        return EagerResult, self.__reduce_args__()
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """The task's value. Raises DispatchError before the commit: waiting would be in vain."""

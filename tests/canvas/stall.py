@@ -71,8 +71,8 @@ def echo(value: Any) -> Any:
 def add_tasks(app: Celery) -> None:
     """Give ``app`` the tasks of a stall; ``charge`` always uses the outbox."""
     for task in (add, total, echo):
-        app.task(task, name=f"stall.{task.__name__}")
-    app.task(add, name="stall.charge", via_outbox=True)
+        app.task(task, name=f"stall.{task.__name__}", shared=False)
+    app.task(add, name="stall.charge", via_outbox=True, shared=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

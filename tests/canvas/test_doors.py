@@ -130,7 +130,7 @@ def test_shared_tasks_are_stored(stall: Stall, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_task_made_before_the_outbox_is_stored(stall: Stall) -> None:
     app = Celery("late", broker="memory://", set_as_current=False)
-    early = app.task(add, name="late.add")
+    early = app.task(add, name="late.add", shared=False)
     before = early.name  # evaluates it
     Outbox(app, databases={"default": stall.engine})
     with stall.transaction():
@@ -150,7 +150,7 @@ def test_the_default_of_the_app_stores_every_dispatch(open_stall: OpenStall) -> 
 
 def test_the_call_beats_the_task_and_the_task_beats_the_app(open_stall: OpenStall) -> None:
     stall = open_stall(default=True, config=memory_config())
-    stall.app.task(echo, name="stall.aloud", via_outbox=False)
+    stall.app.task(echo, name="stall.aloud", shared=False, via_outbox=False)
     aloud = stall.app.tasks["stall.aloud"]
     with stall.transaction():
         stall.charge.apply_async((1, 2), via_outbox=False)
