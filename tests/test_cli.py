@@ -173,16 +173,6 @@ def test_wrong_usage_ends_with_exit_code_2(
     assert expected in done.output
 
 
-@pytest.mark.parametrize("batch", ["1", "1000"])
-def test_the_bounds_of_a_batch_are_allowed(
-    batch: str, shop: Outbox, env: dict[str, str], broker: str
-) -> None:
-    stored = send(shop)
-    done = run(outbox_command("relay", "--once", "--batch", batch, "--sleep", "90s"), env)
-    assert done.returncode == 0, done.stderr
-    assert task_ids(broker) == [stored]
-
-
 @pytest.mark.parametrize(
     ("app", "expected"),
     [

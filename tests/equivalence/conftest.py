@@ -1,6 +1,7 @@
 """A plain app beside one with an outbox, on a real broker, while the clock stands still."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,17 +42,19 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-@pytest.fixture
-def make_pair(engine: sa.Engine) -> Iterator[MakePair]:
-    """Make pairs of apps on a broker; all are closed when the test ends."""
+@contextmanager
+def making_pairs(engine: sa.Engine) -> Iterator[MakePair]:
+    """Make pairs of apps on a broker; all are closed at the end."""
     pairs: list[Pair] = []
 
-    def make(url: str, **config: Any) -> Pair:
+    def make(url: str, *, keeps_declared: bool = False, **config: Any) -> Pair:
         plain = Celery("shop", broker=url, set_as_current=False)
         plain.task(add, name=TASK)
-        pairs.append(Pair(url=url, plain=plain, outbox=make_outbox(url, engine)))
-        pairs[-1].configure(**config)
-        return pairs[-1]
+        outbox = make_outbox(url, engine)
+        pair = Pair(url=url, plain=plain, outbox=outbox, keeps_declared=keeps_declared)
+        pair.configure(**config)
+        pairs.append(pair)
+        return pair
 
     yield make
     for pair in pairs:
@@ -59,6 +62,13 @@ def make_pair(engine: sa.Engine) -> Iterator[MakePair]:
         pair.outbox.app.close()
     # Kombu keeps pools by URL, and in them what it declared: Redis databases come round again.
     kombu.pools.reset()
+
+
+@pytest.fixture
+def make_pair(engine: sa.Engine) -> Iterator[MakePair]:
+    """Make pairs of apps on a broker; all are closed when the test ends."""
+    with making_pairs(engine) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +87,17 @@ def emptied_vhost(shared_vhost: str) -> Iterator[str]:
             channel.queue_delete(queue)
         for exchange in EXCHANGES:
             channel.exchange_delete(exchange)
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def shared_pair(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Pair]:
+    """A pair of apps on each broker in turn, which no test of the module sets up in its own way."""
+    server = request.getfixturevalue("redis_server" if request.param == "redis" else "rabbitmq")
+    url = server.empty_database() if request.param == "redis" else server.empty_vhost()
+    with making_pairs(engine) as make:
+        pair = make(url, keeps_declared=True)
+        pair.plain.tasks[TASK].typing = pair.outbox.app.tasks[TASK].typing = False
+        yield pair
 
 
 @pytest.fixture(params=["redis_url", "emptied_vhost"], ids=["redis", "rabbitmq"])

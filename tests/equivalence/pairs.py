@@ -27,11 +27,15 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A plain app and one with an outbox, on one broker."""
+    """A plain app and one with an outbox, on one broker.
+
+    Where ``keeps_declared``, Kombu's bindings stay on Redis when its lists are taken off.
+    """
 
     url: str
     plain: Celery
     outbox: Outbox
+    keeps_declared: bool
 
     def configure(self, **config: Any) -> None:
         """Set both apps up alike."""
@@ -68,21 +72,23 @@ class Pair:
     def take(self, *queues: str) -> Contents:
         """Take everything off the broker: of RabbitMQ, off the queues named."""
         if self.url.startswith("redis:"):
-            return take_redis(self.url)
+            return take_redis(self.url, keeps_declared=self.keeps_declared)
         return take_amqp(self.url, queues or ("celery",))
 
 
-def take_redis(url: str) -> Contents:
-    """Take everything out of a logical database of Redis."""
+def take_redis(url: str, *, keeps_declared: bool = False) -> Contents:
+    """Take everything out of a logical database of Redis, or its lists alone."""
     with redis.Redis.from_url(url) as client:
-        contents = {}
+        contents: dict[str, Any] = {}
         for key in sorted(client.scan_iter()):
             if client.type(key) == b"list":
                 texts = client.lrange(key, 0, -1)
                 contents[key.decode()] = [_readable(json.loads(text)) for text in reversed(texts)]
+                client.delete(key)
             else:
                 contents[key.decode()] = client.smembers(key)
-        client.flushdb()
+        if not keeps_declared:
+            client.flushdb()
         return contents
 
 

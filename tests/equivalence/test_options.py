@@ -32,9 +32,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_arguments_of_every_type_equal(name: str, pair: Pair) -> None:
-    pair.outbox.app.tasks[TASK].typing = pair.plain.tasks[TASK].typing = False
-    pair.apply(*ARGUMENTS[name])
+def test_arguments_of_every_type_equal(name: str, shared_pair: Pair) -> None:
+    shared_pair.apply(*ARGUMENTS[name])
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -82,13 +81,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_comes_out_as_in_plain_celery(name: str, pair: Pair) -> None:
-    pair.outbox.app.tasks[TASK].typing = pair.plain.tasks[TASK].typing = False
-    pair.apply(1, 2, **OPTIONS[name])
+def test_an_option_comes_out_as_in_plain_celery(name: str, shared_pair: Pair) -> None:
+    shared_pair.apply(1, 2, **OPTIONS[name])
 
 
 @pytest.mark.parametrize("option", ["link", "link_error"])
-def test_linked_signatures_equal(option: str, pair: Pair) -> None:
+def test_linked_signatures_equal(option: str, shared_pair: Pair) -> None:
     def call(app: Celery, **choice: bool) -> None:
         linked = [
             app.tasks[TASK].s(5).set(task_id="linked", countdown=3, queue="later"),
@@ -96,23 +94,23 @@ def test_linked_signatures_equal(option: str, pair: Pair) -> None:
         ]
         app.tasks[TASK].apply_async((1, 2), task_id=ID, **{option: linked}, **choice)
 
-    pair.compare(call)
+    shared_pair.compare(call)
 
 
-def test_stamps_equal(pair: Pair) -> None:
+def test_stamps_equal(shared_pair: Pair) -> None:
     def call(app: Celery, **choice: bool) -> None:
         signature = app.tasks[TASK].s(1, 2).set(task_id=ID, link=app.tasks[TASK].s(3))
         signature.stamp(monitoring_id="m1", tags=["a", "b"])
         signature.apply_async(**choice)
 
-    pair.compare(call)
+    shared_pair.compare(call)
 
 
-def test_tasks_of_unknown_names_equal(pair: Pair) -> None:
+def test_tasks_of_unknown_names_equal(shared_pair: Pair) -> None:
     def call(app: Celery, **choice: bool) -> None:
         app.send_task("other.service.run", (1,), {"k": "v"}, task_id=ID, priority=2, **choice)
 
-    pair.compare(call)
+    shared_pair.compare(call)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -147,8 +145,8 @@ def test_settings_of_celery_take_effect_alike(
     redis_pair.apply(1, 2, **options)
 
 
-def test_a_large_compressed_body_equals(pair: Pair) -> None:
-    pair.apply("x" * 5_000_000, 0, compression="zlib")
+def test_a_large_compressed_body_equals(shared_pair: Pair) -> None:
+    shared_pair.apply("x" * 5_000_000, 0, compression="zlib")
 
 
 EXCHANGE = Exchange("vipx", "topic", durable=True)

@@ -86,6 +86,7 @@ def test_nobody_gets_a_message_before_the_lease_of_a_killed_relay_has_ended(stag
     assert task_ids(stage.redis_url) == [stage.first]
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_what_a_relay_does_after_its_lease_changes_nothing_of_the_next_owners(
     stage: Stage,
 ) -> None:

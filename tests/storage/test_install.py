@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.install import install
 
+sa.create_engine(sys.argv[1])  # imports the driver, once for all
 forking = multiprocessing.get_context("fork")
 together = forking.Barrier(10)
 
