@@ -1,7 +1,12 @@
-"""What the tests of capture share: engines, and apps with an installed outbox and no broker."""
+"""What the tests of capture share: engines, and apps with an installed outbox and no broker.
 
+Making tables takes longer than most of these tests: where a test does not change them it gets a copy
+of a furnished SQLite file, or the one furnished database of its server, emptied.
+"""
+
+import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from sqlalchemy import event
 from celery_outbox import Outbox
 from tests.capture.shop import TASK_NAME, Base, Listen, MakeEngine, OpenShop, Shop, receipt
 from tests.processes import unused_port
+from tests.servers import DatabaseServer
 
 
 @pytest.fixture
@@ -65,9 +71,8 @@ def open_shop(make_app: Callable[..., Celery]) -> Iterator[OpenShop]:
         # No test shall store beside a transaction by accident.
         settings = {"require_transaction": True} | settings
         outbox = Outbox(app, databases=databases_as or databases, **settings)
-        outbox.install()
-        for engine in databases.values():
-            Base.metadata.create_all(engine)
+        if not all(sa.inspect(engine).has_table("orders") for engine in databases.values()):
+            furnish(outbox, databases)
         if databases_as:
             outboxes.append(outbox)
         return Shop(app=app, outbox=outbox, engines=databases)
@@ -87,15 +92,38 @@ def engine(database_url: str, make_engine: MakeEngine) -> sa.Engine:
     return make_engine(database_url)
 
 
-@pytest.fixture
-def shop(engine: sa.Engine, open_shop: OpenShop) -> Shop:
-    """A shop on each of the three databases in turn."""
+@pytest.fixture(scope="session")
+def furnished_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite file with all tables, to be copied."""
+    path = tmp_path_factory.mktemp("furnished") / "test.db"
+    furnish_database(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def furnished_postgresql(postgresql: DatabaseServer) -> str:
+    return furnish_database(postgresql.create_database())
+
+
+@pytest.fixture(scope="session")
+def furnished_mariadb(mariadb: DatabaseServer) -> str:
+    return furnish_database(mariadb.create_database())
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def shop(request: pytest.FixtureRequest, make_engine: MakeEngine, open_shop: OpenShop) -> Shop:
+    """A shop on each of the three databases in turn, whose tables must be left as they are."""
+    if request.param == "sqlite":
+        return open_shop({"default": request.getfixturevalue("sqlite_engine")})
+    engine = make_engine(request.getfixturevalue(f"furnished_{request.param}"))
+    empty(engine)
     return open_shop({"default": engine})
 
 
 @pytest.fixture
-def sqlite_engine(sqlite_url: str, make_engine: MakeEngine) -> sa.Engine:
-    return make_engine(sqlite_url)
+def sqlite_engine(tmp_path: Path, furnished_sqlite: Path, make_engine: MakeEngine) -> sa.Engine:
+    """An engine for a SQLite file of the test's own, with all tables."""
+    return make_engine(f"sqlite:///{shutil.copy(furnished_sqlite, tmp_path / 'test.db')}")
 
 
 @pytest.fixture
@@ -112,9 +140,13 @@ def memory_app(make_app: Callable[..., Celery]) -> Celery:
 
 
 @pytest.fixture
-def two_engines(make_engine: MakeEngine, sqlite_url: str, other_url: str) -> dict[str, sa.Engine]:
-    """Engines of two databases, main and billing, on SQLite."""
-    return {"main": make_engine(sqlite_url), "billing": make_engine(other_url)}
+def two_engines(
+    sqlite_engine: sa.Engine, other_url: str, furnished_sqlite: Path, make_engine: MakeEngine
+) -> dict[str, sa.Engine]:
+    """Engines of two databases, main and billing, on SQLite, with all tables."""
+    billing = make_engine(other_url)
+    shutil.copy(furnished_sqlite, str(billing.url.database))
+    return {"main": sqlite_engine, "billing": billing}
 
 
 @pytest.fixture
@@ -147,3 +179,25 @@ def listen() -> Iterator[Listen]:
     yield listen_
     for each in registered:
         event.remove(*each)
+
+
+def furnish(outbox: Outbox, databases: Mapping[str, sa.Engine]) -> None:
+    outbox.install()
+    for engine in databases.values():
+        Base.metadata.create_all(engine)
+
+
+def furnish_database(url: str) -> str:
+    databases = {"default": sa.create_engine(url, poolclass=sa.NullPool)}
+    furnish(Outbox(Celery("furnisher", set_as_current=False), databases=databases), databases)
+    return url
+
+
+def empty(engine: sa.Engine) -> None:
+    """Delete every row; what a failed test left locked is an error soon."""
+    patience = {"postgresql": "SET lock_timeout = '5s'", "mysql": "SET lock_wait_timeout = 5"}
+    with engine.begin() as connection:
+        connection.execute(sa.text(patience[engine.name]))
+        for table in ("celery_outbox", *Base.metadata.tables):
+            connection.execute(sa.text(f"DELETE FROM {table}"))
+    engine.dispose()
