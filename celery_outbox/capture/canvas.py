@@ -33,6 +33,7 @@ def open_canvases() -> None:
         wrap(canvas, "apply_async", _apply_async)
     wrap(chunks, "apply_async", _apply_chunks)
     wrap(_chain, "unchain_tasks", _unchain)
+    wrap(_chord, "__init__", _make_chord)
     wrap(_chord, "run", _run_chord)
 
 
@@ -86,6 +87,16 @@ def _unchain(original: Callable[..., Any]) -> Callable[..., Any]:
         return tasks
 
     return unchain_tasks
+
+
+def _make_chord(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_chord(self: Any, header: Any, *args: Any, **options: Any) -> None:
+        original(self, header, *args, **options)
+        # Celery keeps the members of a group, and forgets the options that were set on it.
+        if isinstance(header, group):
+            self.options.update(under(_own(header), _own(self)))
+
+    return make_chord
 
 
 def _of_beginning(chain: Any, level: Level) -> Level:

@@ -231,6 +231,32 @@ def test_the_body_follows_its_own_choice(redis_stall: Stall) -> None:
     assert member.text.count("via_outbox") == 1
 
 
+KEPT: dict[str, Callable[[Stall], Any]] = {
+    "of a group that is continued": lambda s: group(s.adds(2)).set(via_outbox=True) | s.total.s(),
+    "of a group that becomes a header": lambda s: chord(
+        group(s.adds(2)).set(via_outbox=True), s.total.s()
+    ),
+    "of a group at the beginning of a chain": lambda s: chain(
+        group(s.adds(2)).set(via_outbox=True), s.total.s()
+    ),
+    "of a group in a group that is continued": lambda s: (
+        group([group(s.adds(2)).set(via_outbox=True)]) | s.total.s()
+    ),
+    "of a chord that is continued": lambda s: (
+        chord(s.adds(2), s.total.s()).set(via_outbox=True) | s.echo.s()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_choice_is_kept_when_celery_makes_a_chord(name: str, redis_stall: Stall) -> None:
+    with redis_stall.transaction():
+        KEPT[name](redis_stall).apply_async()
+        before = keys(redis_stall)
+    assert (before, len(keys(redis_stall)), redis_stall.names) == ({}, 1, ["add", "add"])
+    assert not [word for each in redis_stall.stored() for word in OPTIONS if word in each.text]
+
+
 def test_links_of_a_chord_go_to_its_body(redis_stall: Stall) -> None:
     stall = redis_stall
     with stall.transaction():

@@ -132,7 +132,9 @@ def test_sentry_sees_what_it_sees_of_plain_celery_and_its_header_is_stored(
     )
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert [span[:2] for span in seen["stored"]] == [span[:2] for span in seen["plain"]]
+    # Sentry also follows each message through Kombu, which a stored one has yet to meet.
+    plain = [span[:2] for span in seen["plain"] if span[0] != "queue.publish"]
+    assert [span[:2] for span in seen["stored"]] == plain
     traces = [each["sentry-trace"].split("-") for each in seen["headers"]]
     assert {trace for trace, *_ in traces} == {seen["trace"]}
     assert {span for _, span, *_ in traces} <= {span for *_, span in seen["stored"]}
