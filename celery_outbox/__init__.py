@@ -1,7 +1,24 @@
 """A transactional outbox for Celery on SQLAlchemy."""
 
-from .app import Outbox
-from .capture.middleware import OutboxMiddleware
-from .errors import OutboxError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import Outbox
+    from .capture.middleware import OutboxMiddleware
+    from .errors import OutboxError
 
 __all__ = ["Outbox", "OutboxError", "OutboxMiddleware"]
+
+# At the first use: pytest loads the plugin of every installed package, and with it this module.
+_HOMES = {"Outbox": ".app", "OutboxError": ".errors", "OutboxMiddleware": ".capture.middleware"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

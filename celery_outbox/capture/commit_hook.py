@@ -14,15 +14,24 @@ from sqlalchemy.engine import Connection
 __all__ = ["call_after_commit"]
 
 
-def call_after_commit(connection: Connection, call: Callable[[], None]) -> None:
-    """Call ``call`` once when the root transaction of ``connection`` has committed, not otherwise."""
+def call_after_commit(
+    connection: Connection, call: Callable[[], None], refused: Callable[[], object]
+) -> None:
+    """Call ``call`` once when the root transaction of ``connection`` has committed.
+
+    Call ``refused`` instead when COMMIT fails, and neither after a rollback.
+    """
     transaction: Any = connection.get_transaction()
     if transaction is None:
         return
     kind = type(transaction)
 
     def commit(self: Any) -> None:
-        kind.commit(self)
+        try:
+            kind.commit(self)
+        except BaseException:
+            refused()
+            raise
         call()
 
     # The object has slots, and no room for an attribute of ours.

@@ -248,4 +248,5 @@ def _told(dropped: Sequence[Waiting]) -> list[str]:
     for each in dropped:
         if each.dropped is not None:
             each.dropped()
-    return [each.task_name for each in dropped]
+    # What only wanted to be told is no task of its own.
+    return [each.task_name for each in dropped if each.dropped is None]

@@ -105,7 +105,7 @@ class Tracker:
             connection = record.connection
             if connection is not None and not record.is_hooked and any(each.after for each in waiting):
                 record.is_hooked = True
-                call_after_commit(connection, record.call_due)
+                call_after_commit(connection, record.call_due, record.drop_all)
         elif isinstance(record, SessionRecord) and record.is_committing:
             self._connect(record)
 
@@ -204,8 +204,14 @@ class Tracker:
         self, session: Session, transaction: SessionTransaction
     ) -> None:
         record = self._session(session)
-        start = None if record is None else record.starts.get(id(transaction))
-        if record is not None and start is not None:
+        if record is None:
+            return
+        # A flush that fails tells of its own transaction only; it rolls back the savepoint around it.
+        around: SessionTransaction | None = transaction
+        while around is not None and not around.nested:
+            around = around.parent
+        start = None if around is None else record.starts.get(id(around))
+        if start is not None:
             record.drop_after(start)
 
     def _session_ended(self, session: Session, transaction: SessionTransaction) -> None:
@@ -226,22 +232,24 @@ class Tracker:
     def _began_twophase(self, connection: Connection, xid: object) -> None:
         self._began(connection)
 
-    def _savepoint_made(self, connection: Connection, name: str) -> None:
+    def _savepoint_made(self, connection: Connection, name: str | None) -> None:
         before_savepoint(connection)
         record = self._connection(connection)
         if record is not None:
-            record.savepoints.append((name, next(self._numbers)))
+            record.savepoints.append((name or _next_name(connection), next(self._numbers)))
 
     def _savepoint_rolled_back(self, connection: Connection, name: str, context: object) -> None:
         record = self._connection(connection)
         if record is None:
             return
-        while record.savepoints:
-            found, number = record.savepoints.pop()
-            if found == name:
-                for each in (record, *record.sessions):
-                    each.drop_after(number)
-                return
+        names = [found for found, _ in record.savepoints]
+        if name not in names:
+            return
+        # What was made after it is gone with it; it can itself be rolled back to again.
+        del record.savepoints[names.index(name) + 1 :]
+        _, number = record.savepoints[-1]
+        for each in (record, *record.sessions):
+            each.drop_after(number)
 
     def _commits(self, connection: Connection) -> None:
         try:
@@ -334,6 +342,11 @@ class Tracker:
             for connection in record.connections:
                 if record in connection.sessions:
                     connection.sessions.remove(record)
+
+
+def _next_name(connection: Connection) -> str:
+    """The name that SQLAlchemy is about to give a savepoint; its event comes before that."""
+    return f"sa_savepoint_{getattr(connection, '_Connection__savepoint_seq', 0) + 1}"
 
 
 def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
