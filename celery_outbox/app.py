@@ -26,7 +26,6 @@ from .config import BrokerSpec, Settings, check_names, read_settings
 from .errors import ConfigurationError, OptionError
 from .storage.database import Database
 from .storage.install import install
-from .storage.schema import Tables
 from .transports import Transport, describe
 
 __all__ = ["Outbox"]
@@ -106,10 +105,10 @@ class Outbox:
             databases[name] = database
         return databases
 
-    @cached_property
+    @property
     def metadata(self) -> MetaData:
-        """The tables' metadata, for Alembic's ``target_metadata``."""
-        return Tables.build(self.settings.table).metadata
+        """The tables' metadata, for Alembic's ``target_metadata``; named as on the default database."""
+        return next(iter(self.databases.values())).tables.metadata
 
     def install(self) -> None:
         """Create the tables and indexes on every configured database; again changes nothing.
