@@ -209,6 +209,13 @@ def test_two_messages_of_one_given_id_are_both_sent(redis_pair: Pair) -> None:
     assert [each["properties"]["correlation_id"] for each in envelopes] == ["order-77", "order-77"]
 
 
+def test_the_reply_goes_to_the_process_that_dispatched(redis_pair: Pair) -> None:
+    send(redis_pair.outbox)
+    relay_once(redis_pair.outbox)
+    (envelope,) = redis_envelopes(redis_pair.url)
+    assert envelope["properties"]["reply_to"] == redis_pair.outbox.app.thread_oid
+
+
 def test_an_amqp_message_says_persistent_as_plain_celery_does(rabbitmq_pair: Pair) -> None:
     send(rabbitmq_pair.outbox)
     relay_once(rabbitmq_pair.outbox)

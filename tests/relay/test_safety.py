@@ -1,5 +1,6 @@
 """What a relay must never do with what it carries: read a body, or run the tasks' code."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from celery_outbox import Outbox
 from celery_outbox.message import Envelope
 from tests.relay.apps import rows
-from tests.relay.commands import environment, outbox_command, run
+from tests.relay.commands import ROOT, environment, outbox_command, run
 from tests.relay.conftest import OpenOutbox
 from tests.relay.wire import body_of, redis_envelopes
 from tests.storage.rows import add, make_message
@@ -47,7 +48,8 @@ def test_a_relay_never_unpickles_a_body_nor_imports_a_task_module(
     )
     config = {"imports": ["tasks_of_the_shop"], "include": ["tasks_of_the_shop"]}
     env = environment(broker=redis_url, database=sqlite_url, config=config)
-    done = run(outbox_command("relay", "--once"), {**env, "PYTHONPATH": f"{tmp_path}"})
+    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = run(outbox_command("relay", "--once"), env)
     assert done.returncode == 0, done.stderr
     (envelope,) = redis_envelopes(redis_url)
     assert body_of(envelope) == body

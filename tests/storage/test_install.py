@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,28 @@ def test_ten_processes_may_install_at_once(database_url: str) -> None:
     with engine.connect() as connection:
         versions = connection.execute(sa.text("SELECT name, value FROM celery_outbox_state"))
         assert [tuple(row) for row in versions] == [("schema", "1")]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_many_may_install_at_once_whatever_the_isolation_level_of_their_engine(
+    server: str, level: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(f"{server}_url")
+    engine = sa.create_engine(url, isolation_level=level, pool_size=4)
+    together = threading.Barrier(4)
+
+    def run() -> None:
+        database = Database("default", engine, "celery_outbox")
+        together.wait(timeout=10)
+        install(database)
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(run) for _ in range(4)]
+    assert [future.exception() for future in futures] == [None] * 4
+    with engine.connect() as connection:
+        assert connection.get_isolation_level() == level
     engine.dispose()
 
 

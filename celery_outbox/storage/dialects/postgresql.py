@@ -107,6 +107,15 @@ class PostgreSQL(Dialect):
         return bool(option(subject, "postgresql_readonly"))
 
     @contextmanager
+    def begin(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction at READ COMMITTED, whatever level the caller's engine chooses.
+
+        At a stricter one an install would not see what was made while it waited for its lock.
+        """
+        with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+            yield connection
+
+    @contextmanager
     def lock_schema(self, connection: Connection, table: str) -> Iterator[None]:
         """Hold an advisory lock until the transaction ends."""
         key = zlib.crc32(f"celery_outbox:{table}".encode())
