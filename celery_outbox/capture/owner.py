@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Mark", "Request", "current_request", "enter_request", "here"]
+__all__ = ["Mark", "Request", "current_request", "enter_request", "here", "nowhere"]
 
 
 class _Identity:
@@ -78,6 +78,11 @@ class Mark:
         if self.is_task or self.call is None:
             return self.owner() is None
         return self.call() is None
+
+
+def nowhere() -> Mark:
+    """The mark of what was begun before anybody looked."""
+    return Mark(owner=weakref.ref(_Identity()), call=None, request=None, is_task=False)
 
 
 def here() -> Mark:

@@ -15,7 +15,8 @@ from ..errors import TransactionError
 from ..message import OutboxMessage
 from ..storage.database import Database
 from .records import Record
-from .tracking import refuse_unusable, store, tracker
+from .tracking import tracker
+from .writing import refuse_unusable, store
 
 __all__ = ["OpenPlace", "OwnPlace", "Place", "Sink", "add_to"]
 
@@ -53,10 +54,15 @@ class OpenPlace:
     def check(self) -> None:
         """Raise TransactionError where nothing could be stored, or nothing be rolled back."""
         refuse_unusable(self.database, self.engine, self.record.connection_on(self.database))
-        if self.record.is_prepared_on(self.database):
+        if self.record.is_unknown:
+            raise TransactionError(
+                "expected a transaction begun after celery_outbox was imported, found one on "
+                f"{self.database.name!r} that was open before. Import it when the application starts."
+            )
+        if self.record.is_past_on(self.database):
             raise TransactionError(
                 f"expected a transaction that can still write, found that {self.database.name!r} "
-                "has been prepared for its two-phase commit. Dispatch before prepare()."
+                "has been prepared for its two-phase commit, or committed, already. Dispatch before."
             )
 
     def add(self, messages: Sequence[OutboxMessage]) -> None:

@@ -52,12 +52,14 @@ class Record(ABC):
 
     Attributes:
         mark: where it was begun.
+        is_unknown: it was begun before celery_outbox was imported; nothing can be stored in it.
         waiting: what is to happen when it commits.
         due: what is to be called once COMMIT has been carried out.
     """
 
     def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
         self.mark = mark
+        self.is_unknown = False
         self.key = id(subject)
         self.waiting: list[Waiting] = []
         self.due: list[Waiting] = []
@@ -83,8 +85,8 @@ class Record(ABC):
         """The Connection on which to insert at once; None when messages are to wait."""
 
     @abstractmethod
-    def is_prepared_on(self, database: Database) -> bool:
-        """Whether nothing can be written any more: PREPARE TRANSACTION has been sent."""
+    def is_past_on(self, database: Database) -> bool:
+        """Whether nothing can be written any more: it has been prepared or committed."""
 
     def call_due(self) -> None:
         """Call what is due, in order; an error stops the rest, as it would have at the calls."""
@@ -165,9 +167,9 @@ class ConnectionRecord(Record):
             return None
         return connection
 
-    def is_prepared_on(self, database: Database) -> bool:
-        """Whether it has been prepared."""
-        return self.is_prepared
+    def is_past_on(self, database: Database) -> bool:
+        """Whether it has been prepared or committed."""
+        return self.is_prepared or (self.is_written and not self.is_open)
 
 
 class SessionRecord(Record):
@@ -225,10 +227,10 @@ class SessionRecord(Record):
         # The Session may be about to make its savepoint on that Connection: let it.
         return session.connection(bind_arguments={"bind": bound})
 
-    def is_prepared_on(self, database: Database) -> bool:
-        """Whether its Connection has been prepared."""
+    def is_past_on(self, database: Database) -> bool:
+        """Whether its Connection has been prepared or committed, while another has not yet."""
         taken = self.on(database)
-        return taken is not None and taken.is_prepared
+        return taken is not None and taken.is_past_on(database)
 
     def on(self, database: Database) -> ConnectionRecord | None:
         """The Connection to ``database`` that this Session works on already."""

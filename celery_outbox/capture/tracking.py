@@ -20,19 +20,18 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import session as orm_session
 
-from ..errors import TransactionError
 from ..message import OutboxMessage
-from ..signals import outbox_stored
 from ..storage.database import Database, is_own
 from ..storage.dialects import before_savepoint
 from .commit_hook import call_after_commit
-from .owner import Mark, here
+from .owner import Mark, here, nowhere
 from .records import ConnectionRecord, Record, SessionRecord, Waiting, bound_connection
+from .writing import write
 
-__all__ = ["Tracker", "refuse_unusable", "store", "tracker"]
+__all__ = ["Tracker", "tracker"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +63,10 @@ class Tracker:
         owner = mark.owner()
         records = self._by_owner.get(owner, {}) if owner is not None else {}
         return [record for record in list(records.values()) if record.is_open]
+
+    def unknown(self) -> list[Record]:
+        """The open transactions that were begun before this listened."""
+        return [each for each in self.everywhere() if each.is_unknown]
 
     def inherited(self) -> list[Record]:
         """The open transactions begun in this context or in one that it was copied from."""
@@ -120,6 +123,13 @@ class Tracker:
 
     def listen(self) -> None:
         """Begin to listen; doing so twice changes nothing."""
+        # Sessions that are in a transaction already: who began them is not known, and nothing of
+        # theirs was seen. SQLAlchemy's close_all_sessions() finds them in the same place.
+        for session in list(getattr(orm_session, "_sessions", {}).values()):
+            if session.in_transaction() and self._session(session) is None:
+                record = SessionRecord(nowhere(), session, self._gone)
+                record.is_unknown = True
+                self._sessions[id(session)] = record
         for target, name, listener in self._listeners():
             if not event.contains(target, name, listener):
                 event.listen(target, name, listener)
@@ -347,48 +357,6 @@ class Tracker:
 def _next_name(connection: Connection) -> str:
     """The name that SQLAlchemy is about to give a savepoint; its event comes before that."""
     return f"sa_savepoint_{getattr(connection, '_Connection__savepoint_seq', 0) + 1}"
-
-
-def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
-    """Insert messages in the transaction that ``connection`` is in."""
-    by_database: dict[int, list[Waiting]] = {}
-    for each in waiting:
-        by_database.setdefault(id(each.database), []).append(each)
-    for group in by_database.values():
-        messages = [each.message for each in group if each.message is not None]
-        store(connection, group[0].database, messages)
-
-
-def refuse_unusable(database: Database, engine: Engine, connection: Connection | None) -> None:
-    """Raise TransactionError where a rollback would undo nothing, or a write is not allowed."""
-    if database.dialect.is_autocommit(engine, connection):
-        raise TransactionError(
-            f"expected a transaction that can be rolled back, found {database.name!r} in AUTOCOMMIT "
-            "mode, where each statement is permanent at once. Use a connection without "
-            "isolation_level='AUTOCOMMIT', or dispatch outside it."
-        )
-    if database.dialect.is_read_only(engine, connection):
-        raise TransactionError(
-            f"expected a transaction that can write, found {database.name!r} opened for reading "
-            "only. Dispatch inside a transaction that can write."
-        )
-
-
-def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
-    """Insert messages of one database.
-
-    Raises SchemaError when its table is missing, TransactionError when it cannot be rolled back. Every
-    other error of the database is the caller's to see as it is: retrying after a deadlock rests on its
-    class.
-    """
-    refuse_unusable(database, connection.engine, connection)
-    try:
-        database.store.add(connection, messages)
-    except DBAPIError as error:
-        if database.dialect.is_missing_table(error):
-            raise database.explain(error) from error
-        raise
-    outbox_stored.send(sender=database.name, task_ids=[message.task_id for message in messages])
 
 
 #: SQLAlchemy's Session and Engine classes are one for the whole process, and so are their events.

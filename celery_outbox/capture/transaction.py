@@ -177,7 +177,7 @@ class Transactions:
         """Refuse where a transaction is open that may be meant, but is not certainly the caller's."""
         foreign = [
             record
-            for record in tracker.inherited() + self._left_behind(me)
+            for record in tracker.unknown() + tracker.inherited() + self._left_behind(me)
             if not _is_internal(record) and list(self._places(record))
         ]
         if foreign:

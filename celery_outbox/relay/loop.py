@@ -162,7 +162,7 @@ class Relay:
         if publisher is None:
             publisher = self._publishers[broker] = publisher_for(self._brokers[broker]())
         # An idle relay only reads.
-        if database.read(lambda connection: database.store.is_empty(connection, [broker])):
+        if database.read(lambda connection: database.store.is_empty(connection, broker)):
             return None
         if publisher.is_connected:
             return publisher

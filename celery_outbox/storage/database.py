@@ -38,8 +38,8 @@ _OWN = "celery_outbox_own"
 _TRIES = 4
 _DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
 
-# Engines that the outbox opened; no connection of theirs may cross a fork.
-_opened: weakref.WeakSet[Engine] = weakref.WeakSet()
+# Engines that the outbox works on; no connection of theirs may cross a fork.
+_used: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def is_own(connection: Connection) -> bool:
@@ -72,6 +72,8 @@ class Database:
         self._identity = _identity(self.url)
         self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
         self._own = source if isinstance(source, Engine) else self._open()
+        if self._identity is not None:
+            _used.update(each for each in (engine, self._own) if each is not None)
 
     def __repr__(self) -> str:
         return f"<Database {self.name!r}: {self.url.render_as_string(hide_password=True)}>"
@@ -163,7 +165,8 @@ class Database:
         if self._identity is None:
             raise ConfigurationError(
                 f"database {self.name!r}: expected a database that a second connection can reach, "
-                "found SQLite in memory. Use a file, or hand over a synchronous engine."
+                "found SQLite in memory, or a URL that does not say where the database is. Use a "
+                "file or a complete URL, or hand over a synchronous engine."
             )
         try:
             engine = create_engine(url, **self.dialect.own_engine_options())
@@ -173,7 +176,6 @@ class Database:
                 f"{error}."
             ) from error
         self.dialect.prepare_own_engine(engine)
-        _opened.add(engine)
         return engine
 
     def _synchronous_url(self) -> URL:
@@ -207,9 +209,10 @@ def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None
     backend = url.get_backend_name()
     if backend == "sqlite":
         path = url.database
-        if not path or path == ":memory:" or "mode=memory" in path or "mode" in url.query:
+        in_memory = not path or path == ":memory:" or "mode=memory" in path
+        if in_memory or url.query.get("mode") == "memory":
             return None
-        return (backend, None, None, str(Path(path.removeprefix("file:")).resolve()))
+        return (backend, None, None, str(Path(str(path).removeprefix("file:")).resolve()))
     backend = "mysql" if backend == "mariadb" else backend
     host = url.host or url.query.get("host")
     if host is None and url.database is None:
@@ -218,7 +221,9 @@ def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None
 
 
 def _after_fork_in_child() -> None:
-    for engine in list(_opened):
+    # As SQLAlchemy's documentation asks of every program that forks: outbox.install() alone leaves a
+    # connection in the pool. A database in memory is left alone (it would be gone).
+    for engine in list(_used):
         engine.dispose(close=False)
 
 

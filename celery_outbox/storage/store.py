@@ -163,11 +163,12 @@ class OutboxStore:
         row = connection.execute(select(*columns)).one()
         return {state: int(getattr(row, state)) for state in states}
 
-    def is_empty(self, connection: Connection, brokers: Sequence[str]) -> bool:
-        """Whether no message of ``brokers`` is ready."""
+    def is_empty(self, connection: Connection, broker: str) -> bool:
+        """Whether no message of ``broker`` is ready."""
         t = self.tables.messages
-        ready = select(t.c.id).where(t.c.broker.in_(brokers), self.tables.is_ready(self.dialect.now()))
-        return connection.execute(ready.limit(1)).first() is None
+        ready = select(t.c.id).where(t.c.broker == broker, self.tables.is_ready(self.dialect.now()))
+        first = self.dialect.in_due_order(ready, self.tables).limit(1)
+        return connection.execute(first).first() is None
 
     def _claimed_columns(self) -> Sequence[ColumnElement[Any]]:
         c = self.tables.messages.c

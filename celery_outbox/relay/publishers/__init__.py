@@ -14,10 +14,14 @@ from ...transports import describe
 from .amqp import AMQPPublisher
 from .kombu import KombuPublisher
 from .protocol import Outcome, Publisher
+from .redis import RedisPublisher
 
 __all__ = ["Outcome", "Publisher", "publisher_for"]
 
-_PUBLISHERS: dict[str, Callable[[Connection], Publisher]] = {"pyamqp": AMQPPublisher}
+_PUBLISHERS: dict[str, Callable[[Connection], Publisher]] = {
+    "pyamqp": AMQPPublisher,
+    "redis": RedisPublisher,
+}
 
 
 def publisher_for(connection: Connection) -> Publisher:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Float, Row, bindparam, case, func
+from sqlalchemy import ColumnElement, Float, Row, Select, bindparam, case, func
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -74,6 +74,14 @@ class Dialect(ABC):
         The rows are those that have been due longest. No row is waited for: what another relay is
         claiming is passed over.
         """
+
+    def in_due_order(self, statement: Select[Any], tables: Tables) -> Select[Any]:
+        """``statement`` in the order in which rows fall due, which the claim's index serves.
+
+        Also where the order is of no interest: without it, the planner may rather read the table.
+        """
+        t = tables.messages
+        return statement.order_by(t.c.scheduled_at, t.c.id)
 
     def claim_values(self, tables: Tables, token: str, lease: timedelta) -> dict[str, Any]:
         """What a claim writes into the rows that it takes."""

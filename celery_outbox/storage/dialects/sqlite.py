@@ -87,6 +87,9 @@ class SQLite(Dialect):
 
     def is_driver_autocommit(self, driver: Any) -> bool:
         """Whether nothing has begun and the driver will not begin by itself."""
+        # Since Python 3.12; -1 there stands for the isolation_level of before.
+        if getattr(driver, "autocommit", None) is True:
+            return True
         return driver is not None and driver.isolation_level is None and not driver.in_transaction
 
     @contextmanager
