@@ -26,10 +26,12 @@ every_backend = pytest.mark.parametrize("backend", UNREACHABLE)
 
 
 @contextmanager
-def within_a_second() -> Iterator[None]:
+def quickly() -> Iterator[None]:
+    # A machine that is busy with other tests needs more than the usual tenth of a second; a backend
+    # that is waited for takes six.
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 4
 
 
 DISPATCHES: dict[str, Callable[[Stall], Any]] = {
@@ -52,7 +54,7 @@ def test_an_unreachable_backend_neither_delays_nor_breaks_a_stored_dispatch(
     name: str, backend: str, open_stall: OpenStall
 ) -> None:
     stall = open_stall(config={"result_backend": UNREACHABLE[backend]()})
-    with Session(stall.engine) as session, within_a_second():
+    with Session(stall.engine) as session, quickly():
         session.begin()
         result = DISPATCHES[name](stall)
         session.commit()
@@ -65,7 +67,7 @@ def test_an_unreachable_backend_does_not_matter_inside_a_task(
     backend: str, open_stall: OpenStall
 ) -> None:
     stall = open_stall(config={"result_backend": UNREACHABLE[backend]()})
-    with running(stall.echo) as task, within_a_second():
+    with running(stall.echo) as task, quickly():
         for dispatch in DISPATCHES.values():
             dispatch(stall)
         assert len(task.request.children) >= len(DISPATCHES)
