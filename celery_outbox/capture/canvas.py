@@ -229,7 +229,7 @@ class _ChordBackend:
 
     def apply_chord(self, *args: Any, **kwargs: Any) -> None:
         """Prepare the backend; for one that has to be polled, Celery sends ``celery.chord_unlock``."""
-        backend = self._app.backend
+        backend = self._backend
         backend.ensure_chords_allowed()
         if getattr(backend.apply_chord, "__func__", None) is not Backend.apply_chord:
             self._write(lambda: backend.apply_chord(*args, **kwargs))
@@ -240,7 +240,7 @@ class _ChordBackend:
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Tell the backend how many results to wait for."""
-        self._write(lambda: self._app.backend.set_chord_size(group_id, chord_size))
+        self._write(lambda: self._backend.set_chord_size(group_id, chord_size))
 
     def _write(self, write: Callable[[], None]) -> None:
         def write_only() -> None:
@@ -250,5 +250,11 @@ class _ChordBackend:
 
         self._batch.call_before_commit(self._place, "celery.chord", write_only)
 
+    @property
+    def _backend(self) -> Any:
+        """The app's; a chord inside another one is given the other's view of the app."""
+        backend = self._app.backend
+        return backend._backend if isinstance(backend, _ChordBackend) else backend
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._app.backend, name)
+        return getattr(self._backend, name)

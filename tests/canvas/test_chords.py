@@ -222,6 +222,20 @@ def test_a_rolled_back_chord_leaves_nothing(name: str, redis_stall: Stall) -> No
     assert (keys(redis_stall), redis_stall.names) == ({}, [])
 
 
+@pytest.mark.parametrize("has_transaction", [True, False])
+def test_redis_hears_of_every_chord_of_a_nest(has_transaction: bool, redis_stall: Stall) -> None:
+    stall = redis_stall
+    innermost = chord(stall.adds(3), stall.total.s())
+    canvas = chord([chord([innermost, stall.echo.s(3)], stall.total.s())] * 4, stall.total.s())
+    if has_transaction:
+        with stall.transaction():
+            canvas.apply_async(via_outbox=True)
+    else:
+        canvas.apply_async(via_outbox=True)
+    sizes = [value for key, value in keys(stall).items() if key.endswith(".s")]
+    assert sorted(sizes) == ["2"] * 4 + ["3"] * 4 + ["4"]
+
+
 def test_the_body_follows_its_own_choice(redis_stall: Stall) -> None:
     stall = redis_stall
     with stall.transaction():
