@@ -22,6 +22,10 @@ from .owner import Mark
 __all__ = ["ConnectionRecord", "Record", "SessionRecord", "Waiting", "bound_connection"]
 
 
+#: Names of the states of a SessionTransaction in which no SQL is possible any more.
+_ENDED = frozenset({"DEACTIVE", "COMMITTED", "CLOSED", ""})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """What waits for its transaction to commit.
@@ -206,8 +210,10 @@ class SessionRecord(Record):
         root = session.get_transaction()
         if root is None:
             return False
-        # Inside the engine's commit event the SessionTransaction is no longer active.
-        return root.is_active or any(each.is_open for each in self.connections)
+        # A SessionTransaction is not active either while it begins a Connection or commits one;
+        # SQLAlchemy tells that from its end in its state alone.
+        state = getattr(getattr(root, "_state", None), "name", "")
+        return root.is_active or state not in _ENDED or any(each.is_open for each in self.connections)
 
     def connection_on(self, database: Database) -> Connection | None:
         """The Connection that it works on already, or is bound to."""

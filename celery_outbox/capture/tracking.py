@@ -331,8 +331,10 @@ class Tracker:
     def _gone(self, record: Record) -> None:
         """The transaction has ended, or its Session or Connection was garbage-collected."""
         self._remove(record)
-        lost = record.lost if isinstance(record, SessionRecord) else []
-        lost += record.drop_after(0)
+        lost = record.drop_after(0)
+        if isinstance(record, SessionRecord):
+            lost += record.lost
+            record.lost = []
         if lost:
             logger.warning(
                 "Dropped %d outbox message(s) of a transaction that ended without a commit: %s",
