@@ -267,7 +267,8 @@ class Tracker:
         except BaseException:
             # SQLAlchemy has let go of the transaction by now, the driver has not: the next commit
             # would commit the caller's work without its tasks.
-            connection.dialect.do_rollback(connection.connection)
+            if not connection.invalidated:
+                connection.dialect.do_rollback(connection.connection)
             raise
 
     def _commits_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
@@ -276,7 +277,8 @@ class Tracker:
         try:
             self._write_waiting(connection)
         except BaseException:
-            connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
+            if not connection.invalidated:
+                connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
             raise
 
     def _prepares(self, connection: Connection, xid: object) -> None:

@@ -52,6 +52,7 @@ def store(connection: Connection, database: Database, messages: Sequence[OutboxM
     try:
         database.store.add(connection, messages)
     except DBAPIError as error:
+        error.hide_parameters = True  # they are a payload
         if database.dialect.is_missing_table(error):
             raise database.explain(error) from error
         raise
