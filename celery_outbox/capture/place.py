@@ -71,7 +71,11 @@ class OpenPlace:
         if connection is None:
             tracker.wait(self.record, (self.database, self.engine), messages)
         else:
-            store(connection, self.database, messages)
+            try:
+                store(connection, self.database, messages)
+            except BaseException:
+                tracker.note_torn(connection)
+                raise
 
     def call_before_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` before COMMIT, before messages are written; its error fails the commit."""

@@ -133,6 +133,7 @@ class ConnectionRecord(Record):
         is_written: its ``commit`` event has come: what is dispatched now is written at once.
         is_prepared: PREPARE TRANSACTION has been sent: nothing more can be written.
         is_hooked: what is due will be called after its COMMIT.
+        is_torn: a listener's own INSERT failed inside its ``commit`` event.
     """
 
     def __init__(self, mark: Mark, connection: Connection, gone: Callable[[Record], None]) -> None:
@@ -142,6 +143,7 @@ class ConnectionRecord(Record):
         self.is_written = False
         self.is_prepared = False
         self.is_hooked = False
+        self.is_torn = False
 
     @property
     def connection(self) -> Connection | None:

@@ -112,6 +112,12 @@ class Tracker:
         elif isinstance(record, SessionRecord) and record.is_committing:
             self._connect(record)
 
+    def note_torn(self, connection: Connection) -> None:
+        """An INSERT failed at a call: inside the ``commit`` event, that tears the transaction."""
+        record = self._connection(connection)
+        if record is not None and record.is_written:
+            record.is_torn = True
+
     def forget_everything(self) -> None:
         """After a fork: what was open belongs to the parent."""
         self._sessions.clear()
@@ -235,6 +241,9 @@ class Tracker:
         if not is_own(connection):
             if (ended := self._connection(connection)) is not None:
                 self._remove(ended)
+                if ended.is_torn and not connection.invalidated:
+                    # The driver is still in the transaction that SQLAlchemy let go of.
+                    connection.dialect.do_rollback(connection.connection)
             record = ConnectionRecord(here(), connection, self._gone)
             self._connections[id(connection)] = record
             self._began_here(record)
