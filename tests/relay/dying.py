@@ -1,6 +1,6 @@
 """A producer that dies right after a commit, and in the next transaction right before one.
 
-Run as ``python -m tests.relay.dying DATABASE_URL BROKER_URL how``; prints the two task ids.
+Run as ``python -m tests.relay.dying DATABASE_URL BROKER_URL exit|kill``; prints the two task ids.
 """
 
 import os

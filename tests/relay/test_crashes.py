@@ -12,7 +12,11 @@ from tests.relay.conftest import OpenOutbox
 from tests.relay.wire import task_ids
 
 
-@pytest.mark.parametrize("how", ["exit", "kill -9"])
+@pytest.mark.parametrize(
+    ("database_url", "how"),
+    [("sqlite", "exit"), ("sqlite", "kill"), ("postgresql", "kill"), ("mariadb", "kill")],
+    indirect=["database_url"],
+)
 def test_what_a_dead_producer_committed_is_delivered_and_nothing_else(
     how: str, database_url: str, redis_url: str, open_outbox: OpenOutbox
 ) -> None:
