@@ -5,11 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import Celery, chain, chord, group
+from kombu.common import Broadcast
 from kombu.exceptions import EncodeError
 
-from celery_outbox.errors import OptionError
-from tests.canvas.stall import OPTIONS, SoldOutError, Stall, counted_inserts, running
+from celery_outbox.errors import NoOutboxError, OptionError
+from tests.canvas.stall import (
+    OPTIONS,
+    SoldOutError,
+    Stall,
+    add_tasks,
+    counted_inserts,
+    memory_config,
+    running,
+    take_sent,
+)
 
 Make = Callable[[Stall], Any]
 
@@ -329,3 +339,42 @@ def test_a_group_inside_a_task_is_the_tasks_child(stall: Stall) -> None:
         children = list(task.request.children)
     assert children == [result]
     assert [each.headers["parent_id"] for each in stall.stored()] == ["parent"] * 2
+
+
+def test_a_broadcast_queue_is_refused_wherever_it_is_named(mixed_stall: Stall) -> None:
+    stall, everywhere = mixed_stall, Broadcast("everywhere")
+    bad = stall.add.s(1, 1).set(queue=everywhere)
+    with stall.transaction():
+        for dispatch in (bad, group(*stall.adds(2), bad), chain(bad, stall.echo.s())):
+            with pytest.raises(OptionError, match="Broadcast"):
+                dispatch.apply_async(via_outbox=True)
+        with pytest.raises(OptionError, match="Broadcast"):
+            stall.outbox.bulk([*stall.adds(2), bad])
+    assert (stall.names, stall.sent) == ([], [])
+
+
+def test_after_a_canvas_that_failed_dispatches_are_what_they_were(mixed_stall: Stall) -> None:
+    stall = mixed_stall
+    with pytest.raises(EncodeError):
+        group(stall.add.s(object(), 1)).apply_async(via_outbox=True)
+    stall.echo.delay(1)
+    stall.charge.delay(1, 1)
+    assert (stall.names, stall.sent_names) == (["charge"], ["echo"])
+
+
+def test_a_canvas_of_an_app_without_an_outbox_is_refused() -> None:
+    plain = Celery("plain", set_as_current=False)
+    plain.conf.update(memory_config())
+    add_tasks(plain)
+    add, total = plain.tasks["stall.add"], plain.tasks["stall.total"]
+    canvases = [group(add.s(1, 1), add.s(2, 2)), chain(add.s(1, 1), add.s(2)), add.chunks([(1, 1)], 1)]
+    for canvas in canvases:
+        with pytest.raises(NoOutboxError):
+            canvas.apply_async(via_outbox=True)
+        with pytest.raises(NoOutboxError):
+            canvas.set(outbox_database="default").delay()
+    with pytest.raises(NoOutboxError):
+        group(add.s(1, 1), total.s([1]).set(via_outbox=True)).apply_async()
+    assert [each.name for each in take_sent(plain)] == ["stall.add"]
+    group(add.s(1, 1), add.s(2, 2)).apply_async(via_outbox=False)
+    assert len(take_sent(plain)) == 2
