@@ -20,6 +20,7 @@ from .capture.held import HeldProducer
 from .capture.place import Place, Sink, add_to
 from .capture.producer import OutboxProducer, Request
 from .capture.results import attach_results
+from .capture.tracking import tracker
 from .capture.transaction import Transactions
 from .capture.view import view_of
 from .config import BrokerSpec, Settings, check_names, read_settings
@@ -31,6 +32,12 @@ from .transports import Transport, describe
 __all__ = ["Outbox"]
 
 _FIXUP = "celery_outbox.capture.doors:open_doors"
+
+# From here on, and not only when there is an Outbox: transactions are seen that begin before its
+# first dispatch, and our options are refused by apps that have none.
+doors.open_doors()
+open_canvases()
+tracker.listen()
 
 
 class Outbox:
@@ -53,8 +60,6 @@ class Outbox:
         self._app: Celery | None = None
         #: Takes each finished dispatch to its place; the testing plugin puts itself in between.
         self.sink: Sink = add_to
-        doors.open_doors()
-        open_canvases()
         if app is not None:
             self.init_app(app)
 

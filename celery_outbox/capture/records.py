@@ -214,8 +214,15 @@ class SessionRecord(Record):
             return False
         # A SessionTransaction is not active either while it begins a Connection or commits one;
         # SQLAlchemy tells that from its end in its state alone.
-        state = getattr(getattr(root, "_state", None), "name", "")
-        return root.is_active or state not in _ENDED or any(each.is_open for each in self.connections)
+        ended = _state_of(root) in _ENDED
+        return root.is_active or not ended or any(each.is_open for each in self.connections)
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether the Session is just beginning a Connection, and can begin no other."""
+        session = self.session
+        root = None if session is None else session.get_transaction()
+        return root is not None and _state_of(root) == "PROVISIONING_CONNECTION"
 
     def connection_on(self, database: Database) -> Connection | None:
         """The Connection that it works on already, or is bound to."""
@@ -252,6 +259,10 @@ class SessionRecord(Record):
 def bound_connection(session: Session) -> Connection | None:
     """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
     return session.bind if isinstance(session.bind, Connection) else None
+
+
+def _state_of(transaction: Any) -> str:
+    return getattr(getattr(transaction, "_state", None), "name", "")
 
 
 def _told(dropped: Sequence[Waiting]) -> list[str]:

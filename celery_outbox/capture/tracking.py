@@ -41,6 +41,18 @@ logger = logging.getLogger(__name__)
 _inherited: ContextVar[tuple[Record, ...]] = ContextVar("celery_outbox_inherited", default=())
 
 
+_FIRST = frozenset(
+    {
+        "after_transaction_create",
+        "after_begin",
+        "after_commit",
+        "after_rollback",
+        "begin",
+        "begin_twophase",
+    }
+)
+
+
 class Tracker:
     """Every open transaction of this process."""
 
@@ -138,7 +150,8 @@ class Tracker:
                 self._sessions[id(session)] = record
         for target, name, listener in self._listeners():
             if not event.contains(target, name, listener):
-                event.listen(target, name, listener)
+                # What tells of a beginning or an end comes first here: others' listeners dispatch.
+                event.listen(target, name, listener, insert=name in _FIRST)
 
     def _listeners(self) -> list[tuple[Any, str, Callable[..., None]]]:
         return [
@@ -187,7 +200,7 @@ class Tracker:
     def _connect(self, record: SessionRecord) -> None:
         """See to it that the Session has Connections whose commits will write its messages."""
         session = record.session
-        if session is None or bound_connection(session) is not None:
+        if session is None or bound_connection(session) is not None or record.is_connecting:
             return
         for each in {id(each.database): each for each in record.waiting if not each.after}.values():
             if record.on(each.database) is None:

@@ -35,9 +35,6 @@ _ENDING_SECONDS = 0.25
 
 _USING = "Write `with outbox.using(session): ...` around the dispatch"
 
-# As early as can be: the first dispatch of a process must see what was begun before it.
-tracker.listen()
-
 # What ``using`` was given, for this thread or asyncio task and what it starts.
 _using: ContextVar[Session | Connection | None] = ContextVar("celery_outbox_using", default=None)
 

@@ -178,3 +178,34 @@ with Session(engine) as session:
     names = "after_transaction_create after_attach before_flush after_begin after_flush"
     run_python(program, str(sqlite_shop.engine.url), names, preface=LISTENERS_FIRST + PREFACE)
     assert (sqlite_shop.orders, sqlite_shop.tasks) == ([], [])
+
+
+IMPORTED_LATE = """
+import sys
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+engine = sa.create_engine(sys.argv[1])
+with Session(engine) as session:
+    session.execute(sa.text("INSERT INTO orders (id) VALUES (1)"))
+    from celery import Celery
+    from celery_outbox import Outbox
+    app = Celery("shop", broker="redis://127.0.0.1:1/0")
+    outbox = Outbox(app, databases={"default": engine})
+    for using in (False, True):
+        try:
+            if using:
+                with outbox.using(session):
+                    app.send_task("shop.receipt", via_outbox=True)
+            else:
+                app.send_task("shop.receipt", via_outbox=True)
+        except Exception as error:
+            print(type(error).__name__)
+    session.rollback()
+app.send_task("shop.receipt", task_id="later", via_outbox=True)
+"""
+
+
+def test_a_transaction_open_before_the_package_was_imported_is_refused(sqlite_shop: Shop) -> None:
+    printed = run_python(IMPORTED_LATE, str(sqlite_shop.engine.url), preface="")
+    assert printed.split() == ["TransactionError", "TransactionError"]
+    assert (sqlite_shop.orders, sqlite_shop.tasks) == ([], ["later"])
