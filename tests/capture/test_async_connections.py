@@ -74,7 +74,7 @@ def test_a_connection_commits_as_it_goes(shop: AsyncShop) -> None:
     assert (shop.orders, shop.tasks) == ([0, 2], ["0", "2"])
 
 
-def test_savepoints_of_a_connection(shop: AsyncShop) -> None:
+def test_a_rolled_back_savepoint_of_a_connection_takes_only_its_own_tasks_back(shop: AsyncShop) -> None:
     async def main() -> None:
         async with shop.async_engine.begin() as connection:
             async with connection.begin_nested():
