@@ -341,15 +341,24 @@ def test_a_group_inside_a_task_is_the_tasks_child(stall: Stall) -> None:
     assert [each.headers["parent_id"] for each in stall.stored()] == ["parent"] * 2
 
 
-def test_a_broadcast_queue_is_refused_wherever_it_is_named(mixed_stall: Stall) -> None:
+@pytest.mark.parametrize("way", ["object", "name", "route", "declare"])
+def test_a_broadcast_queue_is_refused_wherever_it_is_named(way: str, mixed_stall: Stall) -> None:
     stall, everywhere = mixed_stall, Broadcast("everywhere")
-    bad = stall.add.s(1, 1).set(queue=everywhere)
+    bad = stall.add.s(1, 1)
+    if way == "declare":
+        bad.set(declare=[everywhere])
+    elif way == "object":
+        bad.set(queue=everywhere)
+    else:
+        stall.app.amqp.queues.add(everywhere)
+        stall.app.conf.task_routes = {"stall.add": {"queue": everywhere.name}} if way == "route" else {}
+        bad.set(**({"queue": everywhere.name} if way == "name" else {}))
     with stall.transaction():
-        for dispatch in (bad, group(*stall.adds(2), bad), chain(bad, stall.echo.s())):
+        for dispatch in (bad, group(stall.echo.s(1), bad), chain(bad, stall.echo.s())):
             with pytest.raises(OptionError, match="Broadcast"):
                 dispatch.apply_async(via_outbox=True)
         with pytest.raises(OptionError, match="Broadcast"):
-            stall.outbox.bulk([*stall.adds(2), bad])
+            stall.outbox.bulk([stall.echo.s(1), bad])
     assert (stall.names, stall.sent) == ([], [])
 
 
@@ -375,6 +384,6 @@ def test_a_canvas_of_an_app_without_an_outbox_is_refused() -> None:
             canvas.set(outbox_database="default").delay()
     with pytest.raises(NoOutboxError):
         group(add.s(1, 1), total.s([1]).set(via_outbox=True)).apply_async()
-    assert [each.name for each in take_sent(plain)] == ["stall.add"]
+    take_sent(plain)
     group(add.s(1, 1), add.s(2, 2)).apply_async(via_outbox=False)
     assert len(take_sent(plain)) == 2
