@@ -149,6 +149,15 @@ def test_a_header_of_any_name_is_only_a_header(headers: dict[str, Any], redis_pa
     assert row.deliver_at is not None
 
 
+def test_a_header_named_id_is_only_a_header_in_protocol_1(redis_pair: Pair) -> None:
+    redis_pair.configure(task_protocol=1)
+    redis_pair.apply(1, 2, headers={"id": "h-1"})
+    send(redis_pair.outbox, task_id="mine", headers={"id": "h-1"})
+    (row,) = rows(redis_pair.outbox)
+    relay_once(redis_pair.outbox)
+    assert row.task_id == "mine"
+
+
 def canvases(app: Celery) -> dict[str, Any]:
     task = app.tasks[TASK]
     return {
