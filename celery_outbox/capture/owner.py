@@ -9,6 +9,7 @@ context, every thread and task that works for it.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import weakref
 from contextvars import ContextVar
@@ -24,24 +25,57 @@ class _Identity:
     __slots__ = ("__weakref__",)
 
 
+class _Thread(_Identity):
+    """A thread; ``call`` is the latest run of code seen in it."""
+
+    __slots__ = ("call", "ident")
+
+    def __init__(self) -> None:
+        self.ident = threading.get_ident()
+        self.call: weakref.ref[_Call] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a pool's and waits for work, or is just handing over a result."""
+        frame = sys._current_frames().get(self.ident)
+        if frame is None:
+            return False
+        is_pooled = False
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] not in _MACHINERY:
+                return False
+            is_pooled = is_pooled or module.startswith(_POOLS)
+            frame = frame.f_back
+        return is_pooled
+
+
+#: Whose frames alone are on the stack of a pool's thread between two calls.
+_MACHINERY = frozenset({"threading", "queue", "selectors", "asyncio", "anyio", "concurrent", "logging"})
+_POOLS = ("anyio.", "concurrent.futures.")
+
+
 class _ThreadState(threading.local):
     def __init__(self) -> None:
-        self.owner = _Identity()
+        self.owner = _Thread()
 
 
 class _Call(_Identity):
-    """Held by a context only: when the context is gone, so is the call."""
+    """One run of code; the context that holds it may be gone before or after its end."""
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: _Thread) -> None:
         self.owner = owner
 
 
 class Request:
     """One web request, shared by everything that works for it."""
 
-    __slots__ = ()
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 _thread = _ThreadState()
@@ -75,9 +109,13 @@ class Mark:
     @property
     def has_ended(self) -> bool:
         """Whether the run of code that stood here is over."""
-        if self.is_task or self.call is None:
-            return self.owner() is None
-        return self.call() is None
+        owner = self.owner()
+        if owner is None:
+            return True
+        if self.is_task:
+            return bool(owner.done())
+        call = None if self.call is None else self.call()
+        return call is None or owner.call is None or owner.call() is not call or owner.is_idle
 
 
 def nowhere() -> Mark:
@@ -89,13 +127,14 @@ def here() -> Mark:
     """Mark the place that is running now."""
     task = _current_task()
     if task is not None:
-        return Mark(owner=weakref.ref(task), call=None, request=_request.get(), is_task=True)
+        return Mark(owner=weakref.ref(task), call=None, request=current_request(), is_task=True)
     owner = _thread.owner
     call = _call.get()
     if call is None or call.owner is not owner:
         call = _Call(owner)
         _call.set(call)
-    return Mark(owner=weakref.ref(owner), call=weakref.ref(call), request=_request.get(), is_task=False)
+    owner.call = weakref.ref(call)
+    return Mark(owner=weakref.ref(owner), call=owner.call, request=current_request(), is_task=False)
 
 
 def is_served_by_loop() -> bool:
@@ -109,8 +148,9 @@ def is_served_by_loop() -> bool:
 
 
 def current_request() -> Request | None:
-    """The request that this code works for, None without the middleware."""
-    return _request.get()
+    """The request that this code works for, None without the middleware and once it is over."""
+    request = _request.get()
+    return None if request is None or request.is_over else request
 
 
 def enter_request() -> Any:
@@ -119,7 +159,9 @@ def enter_request() -> Any:
 
 
 def leave_request(token: Any) -> None:
-    """End the request begun with ``token``."""
+    """End the request begun with ``token``; what it leaves behind works for itself."""
+    if (request := _request.get()) is not None:
+        request.is_over = True
     _request.reset(token)
 
 

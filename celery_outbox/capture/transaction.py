@@ -7,7 +7,7 @@ nothing is ever stored beside the transaction that it was meant for.
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,9 +29,6 @@ from .tracking import tracker
 
 __all__ = ["Transactions"]
 
-#: How long to wait for a call in another thread to end that is ending right now: its result is
-#: handed over a moment before its context is let go.
-_ENDING_SECONDS = 0.25
 
 _USING = "Write `with outbox.using(session): ...` around the dispatch"
 
@@ -53,11 +50,14 @@ class Transactions:
         ``subject`` is a Session, AsyncSession, scoped_session, Connection or AsyncConnection.
         Raises TransactionError when it is none of them, or works on no configured database.
         """
-        token = _using.set(_plain(subject))
+        # No token: it would keep the context of a threadpool call alive, and a generator dependency
+        # of FastAPI's ends in another context than it began.
+        outer = _using.get()
+        _using.set(_plain(subject))
         try:
             yield
         finally:
-            _using.reset(token)
+            _using.set(outer)
 
     def find(self, name: str | None) -> Place:
         """Find the place of a dispatch made here, on database ``name`` where one is named.
@@ -115,9 +115,8 @@ class Transactions:
     def _visible(self) -> tuple[list[OpenPlace], list[Record]]:
         """The caller's open transactions: on configured databases, and on others."""
         me = here()
-        records = _external(each for each in tracker.begun_by(me) if each.mark.is_same_call(me))
-        if not records:
-            records = _external(self._of_request(me))
+        own = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
+        records = _external(own + self._of_request(me))
         places: list[OpenPlace] = []
         strangers: list[Record] = []
         for record in records:
@@ -135,12 +134,15 @@ class Transactions:
         def belongs(record: Record) -> bool:
             return record.mark.request is me.request and not record.mark.is_same_call(me)
 
-        _wait_for_ending(lambda: [each for each in tracker.everywhere() if belongs(each)])
+        if me.is_task:
+            ancestors: list[Record] = []
+        else:
+            # The thread works for the task that called it, and sees what that task began.
+            ancestors = [each for each in tracker.inherited() if each.mark.is_task]
         return [
             record
             for record in tracker.everywhere()
-            if belongs(record)
-            and ((record.mark.is_task and not me.is_task) or _was_left_by_thread(record))
+            if belongs(record) and (record in ancestors or record.mark.has_ended)
         ]
 
     def _choose(
@@ -192,11 +194,7 @@ class Transactions:
         if not is_served_by_loop():
             return [each for each in tracker.begun_by(me) if not each.mark.is_same_call(me)]
 
-        def could_be_meant() -> list[Record]:
-            return [each for each in tracker.everywhere() if not each.mark.is_task]
-
-        _wait_for_ending(could_be_meant, seconds=_ENDING_SECONDS / 50)
-        return [each for each in could_be_meant() if _was_left_by_thread(each)]
+        return [each for each in tracker.everywhere() if each.mark.has_ended]
 
     def _places(self, record: Record) -> Iterator[OpenPlace]:
         """The configured databases on which ``record`` is a transaction."""
@@ -316,20 +314,6 @@ def _external(records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _was_left_by_thread(record: Record) -> bool:
-    return not record.mark.is_task and record.mark.has_ended
-
-
-def _wait_for_ending(
-    candidates: Callable[[], Sequence[Record]], seconds: float = _ENDING_SECONDS
-) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(not each.mark.is_task and not each.mark.has_ended for each in candidates()):
-            return
-        time.sleep(0.0005)  # lets the other thread run
-
-
 def _names(databases: Mapping[str, Database]) -> str:
     return ", ".join(repr(name) for name in databases)
 
@@ -347,3 +331,7 @@ def _describe(record: Record | None) -> str:
     session = record.session if isinstance(record, SessionRecord) else None
     bind = None if session is None else session.bind
     return f"a {type(session).__name__} on {bind.engine.url!r}" if bind is not None else "a Session"
+
+
+# In the child what the parent was using is the parent's.
+os.register_at_fork(after_in_child=lambda: _using.set(None))

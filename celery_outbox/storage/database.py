@@ -176,6 +176,7 @@ class Database:
                 f"{error}."
             ) from error
         self.dialect.prepare_own_engine(engine)
+        weakref.finalize(self, engine.dispose)
         return engine
 
     def _synchronous_url(self) -> URL:
@@ -208,11 +209,11 @@ def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None
     """What makes two URLs the same database, whatever their drivers and users; None: nothing does."""
     backend = url.get_backend_name()
     if backend == "sqlite":
-        path = url.database
-        in_memory = not path or path == ":memory:" or "mode=memory" in path
+        path = (url.database or "").removeprefix("file:")
+        in_memory = path in {"", ":memory:"} or "mode=memory" in path
         if in_memory or url.query.get("mode") == "memory":
             return None
-        return (backend, None, None, str(Path(str(path).removeprefix("file:")).resolve()))
+        return (backend, None, None, str(Path(path).resolve()))
     backend = "mysql" if backend == "mariadb" else backend
     host = url.host or url.query.get("host")
     if host is None and url.database is None:

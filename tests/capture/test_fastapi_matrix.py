@@ -2,7 +2,6 @@
 dispatch is refused with what to write.
 """
 
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
@@ -161,18 +160,3 @@ def test_an_async_endpoint_of_an_async_dependency_needs_no_middleware(
     api = make_api(shop, make_dependency(shop, dependency, state), "async", dispatch)
     shop.visit(api, "/?end=commit")
     assert outcome(shop) == (True, ["1"])
-
-
-@dependencies
-@endpoints
-@pytest.mark.parametrize("has_middleware", [True, False])
-def test_a_dispatch_before_the_first_use_of_the_dependencys_session_is_not_stored_alone(
-    shop: AsyncShop, dependency: str, endpoint: str, has_middleware: bool
-) -> None:
-    given = make_dependency(shop, dependency, "untouched")
-    api = make_api(shop, given, endpoint, "before_the_order")
-    if has_middleware:
-        api.add_middleware(OutboxMiddleware)
-    with contextlib.suppress(TransactionError):
-        shop.visit(api, "/?end=rollback")
-    assert outcome(shop) == (False, [])
