@@ -26,9 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STARTED] = []
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if started := config.stash[STARTED]:
         terminalreporter.write_line(f"servers: {', '.join(started)}")
 
@@ -44,25 +42,19 @@ def server_directory() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def postgresql(
-    server_directory: Path, pytestconfig: pytest.Config
-) -> Iterator[servers.DatabaseServer]:
+def postgresql(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[servers.DatabaseServer]:
     with _running("postgresql", servers.start_postgresql, server_directory, pytestconfig) as it:
         yield it
 
 
 @pytest.fixture(scope="session")
-def mariadb(
-    server_directory: Path, pytestconfig: pytest.Config
-) -> Iterator[servers.DatabaseServer]:
+def mariadb(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[servers.DatabaseServer]:
     with _running("mariadb", servers.start_mariadb, server_directory, pytestconfig) as it:
         yield it
 
 
 @pytest.fixture(scope="session")
-def redis_server(
-    server_directory: Path, pytestconfig: pytest.Config
-) -> Iterator[servers.RedisServer]:
+def redis_server(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[servers.RedisServer]:
     with _running("redis", servers.start_redis, server_directory, pytestconfig) as it:
         yield it
 

@@ -152,9 +152,7 @@ def test_swallowed_replies_are_lost_but_commands_arrive(
     assert ping(client) == b"+PONG\r\n"
 
 
-def test_refusing_keeps_live_connections_and_the_port(
-    echo: TcpProxy, client: socket.socket
-) -> None:
+def test_refusing_keeps_live_connections_and_the_port(echo: TcpProxy, client: socket.socket) -> None:
     assert ping(client) == b"+PONG\r\n"
     echo.refuse()
     with pytest.raises(ConnectionRefusedError):

@@ -22,7 +22,7 @@ from kombu.common import Broadcast
 from ..errors import OptionError
 from ..message import Envelope, OutboxMessage
 from ..policy import RetryPolicy
-from ..storage.schema import MAX_TASK_ID
+from ..storage.schema import MAX_TASK_ID, storable
 from ..transports import Transport
 
 __all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
@@ -111,8 +111,8 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
     ) -> OutboxMessage:
         request, queue = self._request, _destination(envelope)
         # Protocol 1 keeps the id and the time in the body, and so do events.
-        about = headers if "id" in headers else body
-        is_event = "type" in about
+        about = body if isinstance(body, dict) else headers
+        is_event = about is body and "type" in body
         countdown, eta = (None, None) if is_event else self._delay(about.get("eta"))
         return OutboxMessage(
             task_id=_checked_id(about.get("uuid") if is_event else about.get("id")),
@@ -188,9 +188,9 @@ def _to_bytes(body: Any, content_encoding: str | None) -> bytes:
 
 def _checked_id(task_id: Any) -> str:
     text = str(task_id)
-    if len(text) > MAX_TASK_ID or "\0" in text or not text:
+    if not text or storable(text, MAX_TASK_ID) != text:
         raise OptionError(
-            f"task_id: expected 1 to {MAX_TASK_ID} characters without NUL, got {text[:40]!r} "
-            f"of {len(text)} characters."
+            f"task_id: expected 1 to {MAX_TASK_ID} characters that a text column takes (no NUL, no lone "
+            f"surrogate), got {text[:40]!r} of {len(text)} characters."
         )
     return text
