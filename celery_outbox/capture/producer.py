@@ -190,7 +190,7 @@ def _checked_id(task_id: Any) -> str:
     text = str(task_id)
     if not text or storable(text, MAX_TASK_ID) != text:
         raise OptionError(
-            f"task_id: expected 1 to {MAX_TASK_ID} characters that a text column takes (no NUL, no lone "
-            f"surrogate), got {text[:40]!r} of {len(text)} characters."
+            f"task_id: expected 1 to {MAX_TASK_ID} characters that a text column takes (no NUL, no "
+            f"lone surrogate), got {text[:40]!r} of {len(text)} characters."
         )
     return text
