@@ -4,6 +4,7 @@ The two sides of a ratio take turns (A B A B …), so that whatever else the mac
 both. A round holds many turns and counts by its median; a ratio is the median of its rounds'.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,12 @@ class Stopwatch:
         began = time.perf_counter()
         yield
         self._seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    def time_in_any_order(self, pieces: Mapping[str, Callable[[], object]]) -> None:
+        """Time each piece, in an order that changes: what came before weighs on what is timed."""
+        for name in random.sample(list(pieces), len(pieces)):
+            with self.time(name):
+                pieces[name]()
 
     def medians(self) -> Round:
         """The median of each name, seconds."""
