@@ -217,6 +217,7 @@ def rpc_yard(rabbitmq: RabbitServer, tmp_path_factory: pytest.TempPathFactory) -
     database = f"sqlite:///{directory / 'outbox.db'}"
     with open_yard(rabbitmq.empty_vhost(), "rpc://", database, directory) as it:
         yield it
+        it.app.backend.result_consumer.stop()
 
 
 def relay_when_awaited(yard: Yard) -> threading.Thread:

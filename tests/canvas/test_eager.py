@@ -137,10 +137,10 @@ def test_a_session_that_joins_with_savepoints_waits_for_the_outer_commit(
     with eager_stall.engine.connect() as outer:
         outer.begin()
         with Session(bind=outer, join_transaction_mode="create_savepoint") as inner:
-            send(eager_stall, "a")
-            inner.commit()
-            send(eager_stall, "b")
-            inner.rollback()
+            for value, end in (("a", inner.commit), ("b", inner.rollback)):
+                inner.execute(sa.text("SELECT 1"))
+                send(eager_stall, value)
+                end()
         before = list(notes)
         outer.commit()
     assert (before, notes) == ([], ["a"])
