@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.capture.shop import MakeEngine, OpenShop, Shop
+from tests.capture.shop import FurnishedEngine, OpenShop, Shop
 
 PREFACE = """
 import os, sys
@@ -78,17 +78,21 @@ with Session(engine) as session:
     session.flush()
     if sys.argv[2] == "before":
         os.kill(os.getpid(), 9)
+    if sys.argv[2] == "written":
+        # After our own listener: the task is in the transaction, and COMMIT has not been sent.
+        sa.event.listen(engine, "commit", lambda connection: os.kill(os.getpid(), 9))
     session.commit()
     os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", ["before", "written", "after"])
 def test_a_process_killed_around_its_commit_leaves_all_or_nothing(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop, moment: str
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, moment: str
 ) -> None:
-    shop = open_shop({"default": make_engine(postgresql_url)})
-    assert run_python(STORE_AND_COMMIT, postgresql_url, moment, exit_code=-9) == ""
+    shop = open_shop({"default": furnished_engine("postgresql")})
+    url = shop.engine.url.render_as_string(hide_password=False)
+    assert run_python(STORE_AND_COMMIT, url, moment, exit_code=-9) == ""
     assert (shop.orders, shop.tasks) == (([1], ["a"]) if moment == "after" else ([], []))
 
 
