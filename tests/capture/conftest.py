@@ -16,7 +16,16 @@ from celery import Celery
 from sqlalchemy import event
 
 from celery_outbox import Outbox
-from tests.capture.shop import TASK_NAME, Base, Listen, MakeEngine, OpenShop, Shop, receipt
+from tests.capture.shop import (
+    TASK_NAME,
+    Base,
+    FurnishedEngine,
+    Listen,
+    MakeEngine,
+    OpenShop,
+    Shop,
+    receipt,
+)
 from tests.processes import unused_port
 from tests.servers import DatabaseServer
 
@@ -27,8 +36,12 @@ def make_engine() -> Iterator[MakeEngine]:
     engines: list[sa.Engine] = []
 
     def make(url: str | sa.URL, **options: Any) -> sa.Engine:
-        engines.append(sa.create_engine(url, **options))
-        return engines[-1]
+        engine = sa.create_engine(url, **options)
+        if engine.name == "sqlite":
+            # No test cuts the power: a commit need not wait for the disk.
+            event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA synchronous=OFF"))
+        engines.append(engine)
+        return engine
 
     yield make
     for engine in engines:
@@ -110,20 +123,40 @@ def furnished_mariadb(mariadb: DatabaseServer) -> str:
     return furnish_database(mariadb.create_database())
 
 
+@pytest.fixture
+def furnished_engine(
+    request: pytest.FixtureRequest, tmp_path: Path, make_engine: MakeEngine
+) -> FurnishedEngine:
+    """Make an engine for a database with all tables, which must be left as they are."""
+
+    def make(kind: str, **options: Any) -> sa.Engine:
+        furnished = request.getfixturevalue(f"furnished_{kind}")
+        if kind == "sqlite":
+            copy = shutil.copy(furnished, tmp_path / "test.db")
+            return make_engine(f"sqlite:///{copy}", **options)
+        engine = make_engine(furnished, **options)
+        empty(engine)
+        return engine
+
+    return make
+
+
 @pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
-def shop(request: pytest.FixtureRequest, make_engine: MakeEngine, open_shop: OpenShop) -> Shop:
-    """A shop on each of the three databases in turn, whose tables must be left as they are."""
-    if request.param == "sqlite":
-        return open_shop({"default": request.getfixturevalue("sqlite_engine")})
-    engine = make_engine(request.getfixturevalue(f"furnished_{request.param}"))
-    empty(engine)
-    return open_shop({"default": engine})
+def shop_engine(request: pytest.FixtureRequest, furnished_engine: FurnishedEngine) -> sa.Engine:
+    """An engine for a database with all tables, on each of the three in turn."""
+    return furnished_engine(request.param)
 
 
 @pytest.fixture
-def sqlite_engine(tmp_path: Path, furnished_sqlite: Path, make_engine: MakeEngine) -> sa.Engine:
+def shop(shop_engine: sa.Engine, open_shop: OpenShop) -> Shop:
+    """A shop on each of the three databases in turn."""
+    return open_shop({"default": shop_engine})
+
+
+@pytest.fixture
+def sqlite_engine(furnished_engine: FurnishedEngine) -> sa.Engine:
     """An engine for a SQLite file of the test's own, with all tables."""
-    return make_engine(f"sqlite:///{shutil.copy(furnished_sqlite, tmp_path / 'test.db')}")
+    return furnished_engine("sqlite")
 
 
 @pytest.fixture

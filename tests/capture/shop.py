@@ -88,6 +88,7 @@ class Shop:
 
 OpenShop = Callable[..., Shop]
 MakeEngine = Callable[..., sa.Engine]
+FurnishedEngine = Callable[..., sa.Engine]
 Listen = Callable[[Any, str, Callable[..., Any]], None]
 
 

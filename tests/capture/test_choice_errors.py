@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from celery_outbox import Outbox
 from celery_outbox.errors import ConfigurationError, OptionError, TransactionError
-from tests.capture.shop import MakeEngine, OpenShop, Shop, insert_order, tasks
+from tests.capture.shop import FurnishedEngine, MakeEngine, OpenShop, Shop, insert_order, tasks
 
 
 def opened(engine: sa.Engine) -> Session:
@@ -246,11 +246,11 @@ def test_in_the_driver_with_begin_by_an_event_is_a_transaction(
 
 
 def test_autocommit_is_refused_at_configuration(
-    database_url: str, make_engine: MakeEngine, open_shop: OpenShop
+    shop_engine: sa.Engine, make_engine: MakeEngine, open_shop: OpenShop
 ) -> None:
-    engine = make_engine(database_url, isolation_level="AUTOCOMMIT")
+    engine = make_engine(shop_engine.url, isolation_level="AUTOCOMMIT")
     with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-        open_shop({"default": engine})
+        open_shop({"default": engine}).outbox.install()
 
 
 # Transactions that cannot write
@@ -258,9 +258,9 @@ def test_autocommit_is_refused_at_configuration(
 
 @pytest.mark.parametrize("kind", ["session", "connection", "engine"])
 def test_a_read_only_transaction_is_refused(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop, kind: str
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, kind: str
 ) -> None:
-    shop = open_shop({"default": make_engine(postgresql_url)})
+    shop = open_shop({"default": furnished_engine("postgresql")})
     read_only = shop.engine.execution_options(postgresql_readonly=True)
     with Session(shop.engine) as session, shop.engine.connect() as connection:
         if kind == "session":
@@ -278,13 +278,9 @@ def test_a_read_only_transaction_is_refused(
 @pytest.mark.parametrize("kind", ["session", "connection"])
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 def test_a_prepared_transaction_is_refused(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
-    open_shop: OpenShop,
-    server: str,
-    kind: str,
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, server: str, kind: str
 ) -> None:
-    shop = open_shop({"default": make_engine(request.getfixturevalue(f"{server}_url"))})
+    shop = open_shop({"default": furnished_engine(server)})
     with Session(shop.engine, twophase=True) as session, shop.engine.connect() as connection:
         if kind == "session":
             insert_order(session, 1)

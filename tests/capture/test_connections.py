@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from celery_outbox.errors import TransactionError
 from tests.capture.shop import (
+    FurnishedEngine,
     MakeEngine,
     OpenShop,
     OutOfStockError,
@@ -95,14 +96,13 @@ def test_a_connection_closed_without_commit_stores_nothing(shop: Shop) -> None:
 @pytest.mark.parametrize("prepares", [True, False])
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_two_phase_connection_commits_or_rolls_back_task_and_order(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
+    furnished_engine: FurnishedEngine,
     open_shop: OpenShop,
     server: str,
     prepares: bool,
     commits: bool,
 ) -> None:
-    shop = open_shop({"default": make_engine(request.getfixturevalue(f"{server}_url"))})
+    shop = open_shop({"default": furnished_engine(server)})
     with shop.engine.connect() as connection:
         transaction = connection.begin_twophase()
         shop.order_and_send(connection, 1)
@@ -183,14 +183,11 @@ def test_a_variant_of_the_configured_engine_is_that_database(
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_database_configured_by_its_url_is_found(
-    database_url: str,
-    make_engine: MakeEngine,
-    open_shop: OpenShop,
-    commits: bool,
+    shop_engine: sa.Engine, open_shop: OpenShop, commits: bool
 ) -> None:
-    base = open_shop({"default": make_engine(database_url)})
-    shop = open_shop({"default": base.engine}, databases_as={"default": database_url})
-    with Session(base.engine) as session:
+    url = shop_engine.url.render_as_string(hide_password=False)
+    shop = open_shop({"default": shop_engine}, databases_as={"default": url})
+    with Session(shop_engine) as session:
         shop.order_and_send(session, 1)
         (session.commit if commits else session.rollback)()
     assert (shop.orders, shop.tasks) == (([1], ["1"]) if commits else ([], []))
@@ -206,13 +203,9 @@ def test_a_database_configured_by_its_url_is_found(
     ],
 )
 def test_a_database_configured_with_an_asynchronous_driver_is_found_by_a_synchronous_session(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
-    open_shop: OpenShop,
-    server: str,
-    driver: str,
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, server: str, driver: str
 ) -> None:
-    engine = make_engine(request.getfixturevalue(f"{server}_url"))
+    engine = furnished_engine(server)
     shop = open_shop(
         {"default": engine},
         databases_as={"default": create_async_engine(engine.url.set(drivername=driver))},

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, close_all_sessions, scoped_session, sessionm
 from tests.capture.shop import (
     TASK_NAME,
     TRACKING_LOGGER,
+    FurnishedEngine,
     MakeEngine,
     OpenShop,
     OutOfStockError,
@@ -122,7 +123,6 @@ def test_an_end_without_commit_drops_the_tasks_and_says_so(
     session.commit()
     session.close()
     del session
-    gc.collect()
     (warning,) = warnings_logged()
     assert TASK_NAME in warning
     assert "2 outbox message" in warning
@@ -264,13 +264,13 @@ def test_a_session_that_has_ended_is_kept_alive_by_nobody(sqlite_shop: Shop, end
 
 
 def test_a_lost_connection_takes_the_tasks_with_it(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop
+    furnished_engine: FurnishedEngine, make_engine: MakeEngine, open_shop: OpenShop
 ) -> None:
-    shop = open_shop({"default": make_engine(postgresql_url)})
+    shop = open_shop({"default": furnished_engine("postgresql")})
     with Session(shop.engine) as session:
         shop.order_and_send(session, 1)
         backend = session.scalar(sa.text("SELECT pg_backend_pid()"))
-        with make_engine(postgresql_url).connect() as killer:
+        with make_engine(shop.engine.url).connect() as killer:
             killer.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": backend})
         with pytest.raises(sa.exc.OperationalError):
             session.commit()

@@ -190,9 +190,9 @@ def test_commit_of_the_sessions_connection_stores_what_waits(shop: Shop) -> None
 @pytest.mark.parametrize("name", ["after_commit", "after_rollback", "after_soft_rollback"])
 @pytest.mark.parametrize("where", [on_class, on_instance], ids=lambda where: where.__name__)
 def test_what_is_sent_after_the_end_is_stored_by_itself(
-    engine: sa.Engine, open_shop: OpenShop, listen: Listen, where: Where, name: str
+    shop_engine: sa.Engine, open_shop: OpenShop, listen: Listen, where: Where, name: str
 ) -> None:
-    shop = open_shop({"default": engine}, require_transaction=False)
+    shop = open_shop({"default": shop_engine}, require_transaction=False)
     with Session(shop.engine) as session:
         insert_order(session, 1)
         listen(where(shop, session), name, lambda *_: shop.send("after"))

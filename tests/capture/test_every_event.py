@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.events import SessionEvents
 
 from celery_outbox.errors import TransactionError
-from tests.capture.shop import Listen, MakeEngine, OpenShop, Order, Shop, insert_order
+from tests.capture.shop import FurnishedEngine, Listen, OpenShop, Order, Shop, insert_order
 
 
 def events_of(kind: type) -> list[str]:
@@ -218,9 +218,9 @@ def test_every_event_of_an_engine_while_a_connection_works(
 
 @pytest.mark.parametrize("name", sorted({*events_of(ConnectionEvents)} & TWO_PHASE))
 def test_every_event_of_a_two_phase_transaction(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop, listen: Listen, name: str
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, listen: Listen, name: str
 ) -> None:
-    shop = open_shop({"default": make_engine(postgresql_url)}, require_transaction=False)
+    shop = open_shop({"default": furnished_engine("postgresql")}, require_transaction=False)
     ears = Ears(shop, name)
     listen(shop.engine, name, ears)
     with shop.engine.connect() as connection:

@@ -1,6 +1,6 @@
 """When the outbox cannot be written, the caller's commit fails and leaves nothing half done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -8,13 +8,27 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from celery_outbox.errors import SchemaError
-from tests.capture.shop import Listen, MakeEngine, OpenShop, Order, Shop, insert_order
+from tests.capture.shop import FurnishedEngine, Listen, OpenShop, Order, Shop, insert_order
 
 
 @pytest.fixture
-def narrow_shop(database_url: str, make_engine: MakeEngine, open_shop: OpenShop) -> Shop:
-    """A shop whose only connection everybody gets in turn."""
-    return open_shop({"default": make_engine(database_url, pool_size=1, max_overflow=0)})
+def open_narrow(furnished_engine: FurnishedEngine, open_shop: OpenShop) -> Iterator[OpenShop]:
+    """Open a shop whose only connection everybody gets in turn; its table is repaired in the end."""
+    opened: list[Shop] = []
+
+    def open_(kind: str) -> Shop:
+        engine = furnished_engine(kind, pool_size=1, max_overflow=0)
+        opened.append(open_shop({"default": engine}))
+        return opened[-1]
+
+    yield open_
+    for shop in opened:
+        repair(shop)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def narrow_shop(request: pytest.FixtureRequest, open_narrow: OpenShop) -> Shop:
+    return open_narrow(request.param)
 
 
 def drop_table(shop: Shop) -> None:
@@ -36,7 +50,10 @@ def repair(shop: Shop) -> None:
 
 def in_between(shop: Shop, statement: str) -> None:
     witness = sa.create_engine(shop.engine.url, poolclass=sa.NullPool)
+    patience = {"postgresql": "SET lock_timeout = '5s'", "mysql": "SET lock_wait_timeout = 5"}
     with witness.begin() as connection:
+        if shop.engine.name in patience:
+            connection.execute(sa.text(patience[shop.engine.name]))
         connection.execute(sa.text(statement))
 
 
@@ -117,16 +134,9 @@ def test_a_dispatch_on_a_connection_fails_at_the_call(
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("step", ["prepare", "commit"])
 def test_a_two_phase_session_fails_whole(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
-    open_shop: OpenShop,
-    server: str,
-    break_table: BreakTable,
-    error: type[Exception],
-    step: str,
+    open_narrow: OpenShop, server: str, break_table: BreakTable, error: type[Exception], step: str
 ) -> None:
-    url = request.getfixturevalue(f"{server}_url")
-    shop = open_shop({"default": make_engine(url, pool_size=1, max_overflow=0)})
+    shop = open_narrow(server)
     with Session(shop.engine, twophase=True) as session:
         session.begin()
         shop.send("lost")
@@ -190,14 +200,14 @@ def test_the_error_of_a_missing_table_says_what_to_run(sqlite_shop: Shop) -> Non
 
 
 def test_a_deadlock_at_the_commit_keeps_its_class(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop
+    open_narrow: OpenShop,
 ) -> None:
     """Retrying a transaction rests on what the driver raised."""
-    shop = open_shop({"default": make_engine(postgresql_url)})
+    shop = open_narrow("postgresql")
     with shop.engine.begin() as connection:
         connection.execute(
             sa.text(
-                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
                 "$$ BEGIN RAISE EXCEPTION 'told to' USING ERRCODE = '40P01'; END $$"
             )
         )

@@ -11,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from tests.capture.shop import (
+    FurnishedEngine,
     Invoice,
     MakeEngine,
     OpenShop,
@@ -273,13 +274,9 @@ def test_a_dispatch_neither_flushes_nor_expires_what_is_the_callers(shop: Shop) 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_two_phase_session_commits_or_rolls_back_task_and_order(
-    request: pytest.FixtureRequest,
-    make_engine: MakeEngine,
-    open_shop: OpenShop,
-    server: str,
-    commits: bool,
+    furnished_engine: FurnishedEngine, open_shop: OpenShop, server: str, commits: bool
 ) -> None:
-    shop = open_shop({"default": make_engine(request.getfixturevalue(f"{server}_url"))})
+    shop = open_shop({"default": furnished_engine(server)})
     with Session(shop.engine, twophase=True) as session:
         session.add(Order(id=1))
         shop.send("a")
