@@ -14,7 +14,7 @@ from sqlalchemy import MetaData
 from .capture import doors
 from .capture.batch import Batch, batching, current_batch
 from .capture.canvas import open_canvases
-from .capture.choice import Choice, Level, choose, choosing, of_canvas, of_task, under
+from .capture.choice import Choice, Level, choose, choosing, of_canvas, under
 from .capture.eager import DeferredResult, copied
 from .capture.held import HeldProducer
 from .capture.place import Place, Sink, add_to
@@ -222,17 +222,21 @@ class Outbox:
         )
         return result
 
-    def place_of(self, signatures: Iterable[tuple[Any, Level]]) -> Place | None:
+    def place_of(
+        self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
+    ) -> Place | None:
         """Where the stored ones of ``signatures`` go; None when none is stored; what canvases ask.
 
         Raises OptionError when they name different databases.
         """
         places: dict[str, Place] = {}
         for signature, canvas in signatures:
-            task = self.app._tasks.get(signature.task)
-            choice = self._choose([signature.options, canvas, of_task(task)], is_republished=False)
+            levels = [signature.options, canvas]
+            if not is_republished:
+                levels += doors.task_levels(self.app, signature.task, {"kwargs": signature.kwargs})
+            choice = self._choose(levels, is_republished=is_republished)
             if choice is not None:
-                place = self._place(choice, is_republished=False)
+                place = self._place(choice, is_republished=is_republished)
                 places[place.database.name] = place
         if len(places) > 1:
             raise OptionError(
@@ -267,6 +271,7 @@ class Outbox:
             broker=broker,
             transport=self._transport(broker),
             task_name=name,
+            queue=options.get("queue"),
             countdown=options.get("countdown"),
             retry=choice.retry,
         )

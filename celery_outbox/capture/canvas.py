@@ -15,16 +15,13 @@ from celery.backends.base import Backend
 from celery.canvas import Signature, _chain, _chord, chunks, group, maybe_signature
 
 from .batch import Batch, batching
-from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take, under
-from .doors import attached, wrap
+from .choice import OPTIONS, Level, choosing, of_canvas, take, under
+from .doors import attached, is_republishing, wrap
 from .eager import DeferredResult
 from .place import Place
 from .view import chord_view_of
 
 __all__ = ["first_tasks", "open_canvases"]
-
-# By name, for a copy of such a signature is of no type of its own.
-_MAPS = frozenset({"celery.map", "celery.starmap"})
 
 
 def open_canvases() -> None:
@@ -51,7 +48,7 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
         elif isinstance(self, _chain):
             level = _of_beginning(self, level)
         if outlet is not None and self.app.conf.task_always_eager:
-            place = outlet.place_of(first_tasks(self, level))
+            place = outlet.place_of(first_tasks(self, level), is_republished=is_republishing())
             if place is not None:
                 return _apply_eagerly(original, self, level, place, args, options)
         with choosing(level), batching():
@@ -184,7 +181,10 @@ def _run_chord(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         app = app or self._get_app(body)
         outlet = attached(app)
-        place = None if outlet is None else outlet.place_of(first_tasks(header, of_canvas()))
+        place = None
+        if outlet is not None:
+            tasks = first_tasks(header, of_canvas())
+            place = outlet.place_of(tasks, is_republished=is_republishing())
         if place is None:
             return original(self, header, body, partial_args, app=app, **options)
         header = _telling(header)
@@ -207,10 +207,6 @@ def first_tasks(canvas: Any, said: Level) -> Iterator[tuple[Any, Level]]:
     elif isinstance(canvas, _chain):
         if canvas.tasks:
             yield from first_tasks(canvas.tasks[0], inside)
-    elif canvas.task in _MAPS:
-        mapped = _signature(canvas.kwargs["task"])
-        task = of_task(canvas.app._tasks.get(mapped.task))
-        yield canvas, under(under(task, _own(mapped)), said)
     else:
         yield canvas, said
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -23,12 +23,12 @@ from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take
 from .place import Place
 from .results import Later
 
-__all__ = ["Outlet", "attach", "attached", "open_doors", "wrap"]
+__all__ = ["Outlet", "attach", "attached", "is_republishing", "open_doors", "task_levels", "wrap"]
 
 _ATTRIBUTE = "_celery_outbox"
 
 #: Celery's own tasks that run another: what that one says counts.
-_MAPS = frozenset({"celery.map", "celery.starmap"})
+_MAPS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
 
 # Task.retry and Task.replace end by raising, which rolls back the transaction around them: what they
 # dispatch is told apart by this.
@@ -61,7 +61,9 @@ class Outlet(Protocol):
     ) -> Any:
         """Run ``apply(task, **options)`` when the transaction has committed, or at once."""
 
-    def place_of(self, signatures: Iterable[tuple[Any, Level]]) -> Place | None:
+    def place_of(
+        self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
+    ) -> Place | None:
         """Where the stored ones of ``signatures`` go; None when none is stored."""
 
 
@@ -110,29 +112,35 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def send_task(self: Celery, name: str, *positional: Any, **options: Any) -> Any:
         options.update(zip(names[1:], positional, strict=False))
-        asked, canvas, is_republished = take(options), of_canvas(), _is_republishing.get()
-        levels = [asked, canvas]
+        outlet, is_republished = attached(self), is_republishing()
+        levels = [take(options), of_canvas()]
         if not is_republished:
-            levels += _task_levels(self, name, options)
-        outlet = attached(self)
+            levels += task_levels(self, name, options)
         if outlet is None:
             _refuse_unattached(self, levels)
             return original(self, name, **options)
-        # What handlers of Celery's signals dispatch meanwhile is no member of the canvas.
-        with choosing({}):
+        # What handlers of Celery's signals dispatch meanwhile is no member of the canvas, and no retry.
+        with choosing({}), _republishing(False):
             return outlet.send(original, name, options, levels, is_republished=is_republished)
 
     return send_task
 
 
-def _task_levels(app: Celery, name: str, options: dict[str, Any]) -> list[Level]:
+def task_levels(app: Celery, name: str, options: Mapping[str, Any]) -> list[Level]:
     """What the task says that is sent, or that is mapped over its arguments."""
+    task = options.get("task_type")
+    if attached(app) is not None and app.autofinalize:
+        # Celery's own defaults of a task hold only once it has been used; ours would be lost with it.
+        app.finalize(auto=True)
     if name in _MAPS and (mapped := (options.get("kwargs") or {}).get("task")):
         said = {key: mapped["options"][key] for key in OPTIONS if key in mapped["options"]}
         return [said, of_task(app._tasks.get(mapped["task"]))]
-    task = options.get("task_type")
-    # As Celery does: without finalizing the app.
     return [of_task(app._tasks.get(name) if task is None else task)]
+
+
+def is_republishing() -> bool:
+    """Whether this is inside ``Task.retry`` or ``Task.replace``."""
+    return _is_republishing.get()
 
 
 def _refuse_unattached(app: Celery, levels: Sequence[Level]) -> None:
@@ -170,15 +178,15 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _republish(original: Callable[..., Any]) -> Callable[..., Any]:
     def republish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _republishing():
+        with _republishing(True):
             return original(self, *args, **kwargs)
 
     return republish
 
 
 @contextmanager
-def _republishing() -> Iterator[None]:
-    token = _is_republishing.set(True)
+def _republishing(value: bool) -> Iterator[None]:
+    token = _is_republishing.set(value)
     try:
         yield
     finally:

@@ -30,6 +30,11 @@ __all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
 #: Arguments of ``Producer.publish`` that say how to publish and are no part of the message.
 _NOT_STORED = ("retry", "retry_policy", "timeout", "confirm_timeout")
 
+_BROADCAST = (
+    "expected a queue that a relay can declare, got a Broadcast queue, whose name belongs to one "
+    "consumer. Dispatch it with via_outbox=False."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -39,6 +44,7 @@ class Request:
         broker: the destination's name.
         transport: its transport.
         task_name: as people know it.
+        queue: the queue asked for, by name or whole.
         countdown: the relative delay asked for, an explicit zero included.
         retry: the retry policy asked for.
     """
@@ -46,6 +52,7 @@ class Request:
     broker: str
     transport: Transport
     task_name: str
+    queue: Any
     countdown: float | None
     retry: RetryPolicy | None
 
@@ -88,6 +95,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
             properties.pop(name, None)
         if isinstance(properties.get("reply_to"), Queue):
             properties["reply_to"] = properties["reply_to"].name
+        self._refuse_destination(exchange, routing_key)
         envelope = Envelope(
             exchange="" if exchange is None else exchange,
             routing_key=routing_key or "",
@@ -100,6 +108,16 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         self.messages.append(
             self._message(body, headers, envelope, _to_bytes(data, content_encoding), expiration)
         )
+
+    def _refuse_destination(self, exchange: Any, routing_key: Any) -> None:
+        """Raise OptionError for what no relay could deliver to."""
+        for what in (exchange, routing_key):
+            if what is not None and not isinstance(what, str | Exchange):
+                raise OptionError(f"expected a queue, exchange and key of a broker, got {what!r}.")
+        name = exchange.name if isinstance(exchange, Exchange) else exchange
+        known = [self._request.queue, *self._app.amqp.queues.values()]
+        if any(isinstance(each, Broadcast) and each.exchange.name == name for each in known):
+            raise OptionError(_BROADCAST)
 
     def _message(
         self,
@@ -163,10 +181,7 @@ NO_CONNECTION = NoConnection()
 def _declared(declare: Any) -> list[Any]:
     entities = list(declare or ())
     if any(isinstance(entity, Broadcast) for entity in entities):
-        raise OptionError(
-            "expected a queue that a relay can declare, got a Broadcast queue, whose name belongs to "
-            "one consumer. Dispatch it with via_outbox=False."
-        )
+        raise OptionError(_BROADCAST)
     return entities
 
 
