@@ -73,6 +73,9 @@ def test_a_task_sent_event_is_stored_and_relayed_beside_its_task(rabbitmq_pair: 
         event["headers"] = {**event["headers"]}
     assert contents[1] == contents[0]
     assert sent[1].items() >= {"type": "task-sent", "uuid": ID, "name": TASK}.items()
+    # Events keep the clock that Celery found at its import, frozen or not.
+    plain, stored = (each.pop("timestamp") for each in sent)
+    assert stored == pytest.approx(plain, abs=20)
     assert sent[1] == sent[0]
 
 
