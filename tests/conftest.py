@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from celery import _state as celery_state
 
 from tests import servers
 from tests.proxy import TcpProxy
@@ -130,3 +131,11 @@ def _running(
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(autouse=True)
+def tasks_of_this_test_alone() -> Iterator[None]:
+    """Let no later app meet this test's tasks: Celery gives every task to all apps of the process."""
+    before = set(celery_state._on_app_finalizers)
+    yield
+    celery_state._on_app_finalizers.intersection_update(before)

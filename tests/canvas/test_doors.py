@@ -111,13 +111,6 @@ def test_mapping_a_signature_follows_its_choice(stall: Stall) -> None:
     assert stall.names == ["celery.starmap"]
 
 
-def test_send_task_follows_the_default_of_a_task_that_was_never_used(open_stall: OpenStall) -> None:
-    stall = open_stall()  # nothing has made Celery evaluate its tasks yet
-    with stall.transaction():
-        stall.app.send_task("stall.charge", (1, 2))
-    assert stall.names == ["charge"]
-
-
 def test_shared_tasks_are_stored(stall: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
     # What shared_task leaves behind for apps to come, and the current app, end with the test.
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
