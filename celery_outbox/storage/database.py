@@ -62,7 +62,7 @@ class Database:
     def __init__(self, name: str, source: DatabaseSource, table: str) -> None:
         self.name = name
         self._source = source
-        engine = _caller_engine(source)
+        self._callers = engine = _caller_engine(source)
         self.url: URL = source if engine is None else engine.url
         self.dialect = dialects.of(self.url.get_backend_name())
         if engine is not None:
@@ -85,8 +85,8 @@ class Database:
 
     def matches(self, engine: Engine) -> bool:
         """Whether ``engine`` is this database: the same pool, or a URL of the same database."""
-        caller = _caller_engine(self._source)
-        if engine.pool is self._own.pool or (caller is not None and engine.pool is caller.pool):
+        callers = self._callers
+        if engine.pool is self._own.pool or (callers is not None and engine.pool is callers.pool):
             return True
         return self._identity is not None and self._identity == self._identity_of(engine)
 
