@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -223,22 +224,41 @@ def test_two_threads_at_once_store_each_in_its_own_transaction(shop: Shop) -> No
     assert shop.tasks == ["1"]
 
 
+@contextmanager
+def connection_of(engine: sa.Engine):
+    with engine.connect() as connection:
+        connection.begin()
+        yield connection
+
+
+@pytest.mark.parametrize("kind", [Session, connection_of], ids=["session", "connection"])
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"])
 def test_a_commit_refused_by_a_deferred_constraint_stores_nothing(
-    postgresql_url: str, make_engine: MakeEngine, open_shop: OpenShop
+    server: str,
+    kind: Callable[[sa.Engine], AbstractContextManager[Session | sa.Connection]],
+    request: pytest.FixtureRequest,
+    make_engine: MakeEngine,
+    open_shop: OpenShop,
 ) -> None:
-    shop = open_shop({"default": make_engine(postgresql_url)})
-    with shop.engine.begin() as connection:
+    engine = make_engine(request.getfixturevalue(f"{server}_url"))
+    if server == "sqlite":
+        event.listen(engine, "connect", lambda driver, _: driver.execute("PRAGMA foreign_keys=ON"))
+    shop = open_shop({"default": engine})
+    with engine.begin() as connection:
         connection.exec_driver_sql(
             "CREATE TABLE invoices (order_id int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"
         )
-    with Session(shop.engine) as session:
-        session.execute(sa.text("INSERT INTO invoices VALUES (7)"))
+    with kind(engine) as transaction:
+        transaction.execute(sa.text("INSERT INTO invoices VALUES (7)"))
         shop.send("refused")
         with pytest.raises(IntegrityError):
-            session.commit()
-        session.rollback()
-        shop.order_and_send(session, 1)
-        session.commit()
+            transaction.commit()
+        transaction.rollback()
+    assert shop.tasks == []
+    with kind(engine) as transaction:
+        transaction.execute(sa.select(1))
+        shop.order_and_send(transaction, 1)
+        transaction.commit()
     assert (shop.orders, shop.tasks) == ([1], ["1"])
 
 
