@@ -85,7 +85,7 @@ def lasting_shop(request: pytest.FixtureRequest, driver: str, **options: Any) ->
         set_as_current=False,
         broker=f"redis://127.0.0.1:{unused_port()}/0",
     )
-    app.task(name=TASK_NAME)(receipt)
+    app.task(name=TASK_NAME, shared=False)(receipt)
     outbox = Outbox(app, databases={"default": engine})
     outbox.install()
     Base.metadata.create_all(engine)
