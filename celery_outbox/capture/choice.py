@@ -6,8 +6,7 @@ database or a broker says "store". A None given at one level clears what lower l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from ..config import read_retry
 from ..errors import ConfigurationError, OptionError
 from ..policy import RetryPolicy
+from .scoped import scoped
 
 __all__ = ["OPTIONS", "Choice", "Level", "choose", "choosing", "of_canvas", "of_task", "take", "under"]
 
@@ -42,8 +42,9 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
 
 def of_task(task: Any) -> Level:
     """What a task says by its attributes."""
-    found = {option: getattr(task, option, None) for option in OPTIONS}
-    return {option: value for option, value in found.items() if value is not None}
+    return {
+        option: value for option in OPTIONS if (value := getattr(task, option, None)) is not None
+    }
 
 
 def of_canvas() -> Level:
@@ -51,14 +52,9 @@ def of_canvas() -> Level:
     return _of_canvas.get()
 
 
-@contextmanager
-def choosing(level: Level) -> Iterator[None]:
+def choosing(level: Level) -> scoped[Level]:
     """Make ``level`` what the canvas says, for the dispatches inside."""
-    token = _of_canvas.set(level)
-    try:
-        yield
-    finally:
-        _of_canvas.reset(token)
+    return scoped(_of_canvas, level)
 
 
 def under(outer: Level, inner: Level) -> Level:
@@ -75,7 +71,7 @@ def choose(levels: Sequence[Level], *, default: bool) -> Choice | None:
     """
     wish: bool | None = None
     merged: dict[str, Any] = {}
-    for level in levels:
+    for level in filter(None, levels):
         said = {option: value for option, value in level.items() if option not in merged}
         if wish is None:
             wish = _wish(said)

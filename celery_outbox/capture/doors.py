@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from ..errors import NoOutboxError
 from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take
 from .place import Place
 from .results import Later
+from .scoped import scoped
 
 __all__ = ["Outlet", "attach", "attached", "is_republishing", "open_doors", "task_levels", "wrap"]
 
@@ -111,7 +111,8 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
     names = [name for name in inspect.signature(original).parameters if name != "self"]
 
     def send_task(self: Celery, name: str, *positional: Any, **options: Any) -> Any:
-        options.update(zip(names[1:], positional, strict=False))
+        if positional:
+            options.update(zip(names[1:], positional, strict=False))
         outlet, is_republished = attached(self), is_republishing()
         levels = [take(options), of_canvas()]
         if not is_republished:
@@ -120,7 +121,7 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
             _refuse_unattached(self, levels)
             return original(self, name, **options)
         # What handlers of Celery's signals dispatch meanwhile is no member of the canvas, and no retry.
-        with choosing({}), _republishing(False):
+        with choosing({}), scoped(_is_republishing, False):
             return outlet.send(original, name, options, levels, is_republished=is_republished)
 
     return send_task
@@ -176,19 +177,10 @@ def _apply_async(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _republish(original: Callable[..., Any]) -> Callable[..., Any]:
     def republish(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _republishing(True):
+        with scoped(_is_republishing, True):
             return original(self, *args, **kwargs)
 
     return republish
-
-
-@contextmanager
-def _republishing(value: bool) -> Iterator[None]:
-    token = _is_republishing.set(value)
-    try:
-        yield
-    finally:
-        _is_republishing.reset(token)
 
 
 def _async_result(original: Callable[..., Any]) -> Callable[..., Any]:

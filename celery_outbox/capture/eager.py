@@ -1,17 +1,41 @@
-"""Eager mode: a task that would have been stored runs when its transaction has committed."""
+"""Eager mode: a task that would have been stored runs when its transaction has committed.
+
+Celery's own ``apply_async`` checks, merges and serializes everything at the call, as ever; only the
+last step, ``Task.apply``, is put off. What a stored dispatch refuses at the call is refused here, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from celery import states
-from celery.result import EagerResult, GroupResult
+from celery import Celery, states
+from celery.result import EagerResult, GroupResult, denied_join_result
+from celery.utils.functional import maybe_list
 from kombu import serialization
+from kombu.common import Broadcast
 
-from ..errors import DispatchError
+from ..errors import DispatchError, OptionError
+from .batch import current_batch
+from .place import Place
+from .times import read_eta
 
-__all__ = ["DeferredResult", "copied"]
+__all__ = [
+    "DeferredResult",
+    "EagerCall",
+    "EagerSink",
+    "EagerTask",
+    "apply_last",
+    "copied",
+    "refuse_connection",
+    "unheard",
+]
+
+_LINKS = ("link", "link_error")
 
 
 class DeferredResult(EagerResult):  # type: ignore[misc]  # Celery has no types
@@ -59,8 +83,159 @@ class DeferredResult(EagerResult):  # type: ignore[misc]  # Celery has no types
         return self._state in states.READY_STATES
 
 
-def copied(args: Any, kwargs: Any, serializer: str) -> tuple[Any, Any]:
-    """Arguments as they were at the call, through the serializer, whose errors show at the call."""
-    content_type, content_encoding, data = serialization.dumps((args, kwargs), serializer)
-    args, kwargs = serialization.loads(data, content_type, content_encoding, accept=[content_type])
-    return args, kwargs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerTask:
+    """What a worker would have been sent, for who wants to know what an eager dispatch was.
+
+    Attributes:
+        countdown, eta: the delay asked for; None when none was.
+        next: callbacks and errbacks.
+    """
+
+    id: str
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    queue: str
+    broker: str
+    countdown: float | None
+    eta: datetime | None
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+    next: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, app: Celery, name: str, broker: str, options: Mapping[str, Any]) -> EagerTask:
+        """Build it of the options, arguments among them; raises what a stored dispatch would."""
+        given = dict(options)
+        args, kwargs = given.pop("args", None) or (), given.pop("kwargs", None) or {}
+        links = [maybe_list(given.pop(each, None)) for each in _LINKS]
+        headers, properties, body, _ = app.amqp.as_task_v2(
+            given.pop("task_id"), name, args, kwargs, callbacks=links[0], errbacks=links[1], **given
+        )
+        countdown, eta = given.get("countdown"), read_eta(headers["eta"], app.timezone)
+        return cls(
+            id=headers["id"],
+            name=name,
+            args=args,
+            kwargs=kwargs,
+            queue=_destination(app, name, args, kwargs, given),
+            broker=broker,
+            countdown=countdown if countdown or eta is None else None,
+            eta=None if countdown else eta,
+            headers=headers | (given.get("headers") or {}),
+            properties=properties | _properties(app, given),
+            next=body[2],
+        )
+
+
+#: Hears of what is dispatched in eager mode, and where it would have been stored.
+EagerSink = Callable[[Place, Sequence[EagerTask]], None]
+
+
+def unheard(place: Place, tasks: Sequence[EagerTask]) -> None:
+    """The sink of every day: nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerCall:
+    """One call of ``apply_async``, up to the moment at which the task would run.
+
+    Attributes:
+        options: those of ``Task.apply``, arguments among them.
+    """
+
+    task: Any
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, apply_async: Callable[..., Any], task: Any, options: Mapping[str, Any]) -> EagerCall:
+        """Take what ``apply_async(task, **options)`` would run; its errors are raised here."""
+        taken: dict[str, Any] = {}
+
+        def take(args: Any, kwargs: Any, **others: Any) -> None:
+            taken.update(others, args=args, kwargs=kwargs)
+
+        # The same task, but for its last step.
+        stand_in: Any = object.__new__(type(task))
+        stand_in.__dict__.update(task.__dict__, apply=take)
+        apply_async(stand_in, **options)
+        return cls(task=task, options=_frozen(task, taken))
+
+    def run(self) -> Any:
+        """Run the task, as ``apply_async`` does."""
+        with denied_join_result():
+            return self.task.apply(**self.options)
+
+    def run_in(self, place: Place, task: EagerTask, sink: EagerSink) -> DeferredResult:
+        """Run it when the transaction has committed, or at once; tell ``sink`` now."""
+        result = DeferredResult(task.id, task.name)
+
+        def dispatch() -> None:
+            sink(place, [task])
+            place.call_after_commit(task.name, lambda: result.run(self.run))
+
+        batch = current_batch()
+        if batch is None:
+            dispatch()
+        else:
+            batch.send_later(dispatch)
+        return result
+
+
+def apply_last(apply_async: Callable[..., Any], task: Any, options: Mapping[str, Any]) -> Any:
+    """Run a task that is not stored: at once, but as a member of ``outbox.bulk`` last."""
+    batch = current_batch()
+    if batch is None or not batch.holds_direct:
+        return apply_async(task, **options)
+    call = EagerCall.of(apply_async, task, options)
+    result = DeferredResult(call.options["task_id"], task.name)
+    batch.send_later(lambda: result.run(call.run))
+    return result
+
+
+def refuse_connection(options: Mapping[str, Any]) -> None:
+    """Raise OptionError for the option that Celery does not look at in eager mode."""
+    if options.get("connection") is not None:
+        raise OptionError(
+            "connection: expected none for a dispatch through the outbox, which contacts no broker, "
+            "got one. Leave it out, or add via_outbox=False."
+        )
+
+
+def copied(value: Any, serializer: str) -> Any:
+    """The value as it is now, through the serializer, whose errors show at the call."""
+    content_type, content_encoding, data = serialization.dumps(value, serializer)
+    return serialization.loads(data, content_type, content_encoding, accept=[content_type])
+
+
+def _frozen(task: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` that the caller cannot change any more; Celery has copied the arguments."""
+    serializer = options.get("serializer") or task.app.conf.task_serializer
+    for name in _LINKS:
+        if options.get(name):
+            options[name] = copied(maybe_list(options[name]), serializer)
+    for name in options.keys() - {"args", "kwargs", *_LINKS}:
+        if type(options[name]) in {dict, list}:
+            options[name] = copy.deepcopy(options[name])
+    return options
+
+
+def _properties(app: Celery, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that Celery makes properties of the message: those that it has no name for."""
+    named = {*(options.get("stamped_headers") or ())}
+    for function in (app.send_task, app.amqp.as_task_v2, app.amqp.send_task_message):
+        named.update(inspect.signature(function).parameters)
+    return {name: value for name, value in options.items() if name not in named}
+
+
+def _destination(app: Celery, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> str:
+    """The queue that Celery's router finds, which may raise, too."""
+    route = app.amqp.router.route(dict(options), name, args, kwargs, app._tasks.get(name))
+    queue = route.get("queue")
+    if any(isinstance(each, Broadcast) for each in [queue, *(options.get("declare") or ())]):
+        raise OptionError(
+            "expected a queue that a relay can declare, got a Broadcast queue, whose name belongs to "
+            "one consumer. Dispatch it with via_outbox=False."
+        )
+    return str(queue.name if queue is not None else route.get("routing_key") or route.get("exchange"))

@@ -63,10 +63,12 @@ class _ThreadState(threading.local):
 class _Call(_Identity):
     """One run of code; the context that holds it may be gone before or after its end."""
 
-    __slots__ = ("owner",)
+    __slots__ = ("mark", "owner")
 
     def __init__(self, owner: _Thread) -> None:
         self.owner = owner
+        #: What ``here`` gave last, to be given again.
+        self.mark: Mark | None = None
 
 
 class Request:
@@ -80,6 +82,8 @@ class Request:
 
 _thread = _ThreadState()
 _call: ContextVar[_Call | None] = ContextVar("celery_outbox_call", default=None)
+# What ``here`` gave last in an asyncio task; a task begun by that one has inherited it.
+_task_mark: ContextVar[Mark | None] = ContextVar("celery_outbox_task_mark", default=None)
 _request: ContextVar[Request | None] = ContextVar("celery_outbox_request", default=None)
 
 
@@ -125,16 +129,25 @@ def nowhere() -> Mark:
 
 def here() -> Mark:
     """Mark the place that is running now."""
-    task = _current_task()
+    task, request = _current_task(), current_request()
     if task is not None:
-        return Mark(owner=weakref.ref(task), call=None, request=current_request(), is_task=True)
+        mark = _task_mark.get()
+        if mark is None or mark.owner() is not task or mark.request is not request:
+            mark = Mark(owner=weakref.ref(task), call=None, request=request, is_task=True)
+            _task_mark.set(mark)
+        return mark
     owner = _thread.owner
     call = _call.get()
     if call is None or call.owner is not owner:
         call = _Call(owner)
         _call.set(call)
-    owner.call = weakref.ref(call)
-    return Mark(owner=weakref.ref(owner), call=owner.call, request=current_request(), is_task=False)
+    mark = call.mark
+    if mark is None or mark.request is not request:
+        mark = call.mark = Mark(
+            owner=weakref.ref(owner), call=weakref.ref(call), request=request, is_task=False
+        )
+    owner.call = mark.call
+    return mark
 
 
 def is_served_by_loop() -> bool:
@@ -166,7 +179,5 @@ def leave_request(token: Any) -> None:
 
 
 def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no event loop is running in this thread
-        return None
+    # asyncio's own question raises where no loop runs, which costs more than all the rest of ``here``.
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()

@@ -60,8 +60,10 @@ class Request:
 class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
     """Collects the messages of one dispatch: the task, and its ``task-sent`` event if there is one."""
 
+    # One is made for each dispatch: of what Kombu's constructor does, only this is needed.
+    serializer = compression = None
+
     def __init__(self, app: Celery, request: Request) -> None:
-        super().__init__(None, auto_declare=False)
         self._app = app
         self._request = request
         self.messages: list[OutboxMessage] = []

@@ -57,6 +57,7 @@ class Record(ABC):
     Attributes:
         mark: where it was begun.
         is_unknown: it was begun before celery_outbox was imported; nothing can be stored in it.
+        found: what the latest search that ended in it noted, to spare the next one.
         waiting: what is to happen when it commits.
         due: what is to be called once COMMIT has been carried out.
     """
@@ -64,6 +65,7 @@ class Record(ABC):
     def __init__(self, mark: Mark, subject: Any, gone: Callable[[Record], None]) -> None:
         self.mark = mark
         self.is_unknown = False
+        self.found: Any = None
         self.key = id(subject)
         self.waiting: list[Waiting] = []
         self.due: list[Waiting] = []

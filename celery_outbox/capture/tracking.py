@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,6 +58,9 @@ class Tracker:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
+        self._changes = itertools.count(1)
+        #: Another number whenever a transaction begins, takes a Connection or ends.
+        self.change = 0
         self._sessions: dict[int, SessionRecord] = {}
         self._connections: dict[int, ConnectionRecord] = {}
         self._by_owner: weakref.WeakKeyDictionary[Any, dict[int, Record]] = weakref.WeakKeyDictionary()
@@ -72,9 +75,16 @@ class Tracker:
 
     def begun_by(self, mark: Mark) -> list[Record]:
         """The open transactions that this thread or asyncio task began."""
+        return [record for record in self._of(mark) if record.is_open]
+
+    def found_by(self, mark: Mark) -> Iterator[Any]:
+        """What was noted in ``found`` of the transactions that this thread or asyncio task began."""
+        return (record.found for record in self._of(mark) if record.found is not None)
+
+    def _of(self, mark: Mark) -> list[Record]:
         owner = mark.owner()
-        records = self._by_owner.get(owner, {}) if owner is not None else {}
-        return [record for record in list(records.values()) if record.is_open]
+        records = None if owner is None else self._by_owner.get(owner)
+        return [] if records is None else list(records.values())
 
     def unknown(self) -> list[Record]:
         """The open transactions that were begun before this listened."""
@@ -135,6 +145,7 @@ class Tracker:
         self._sessions.clear()
         self._connections.clear()
         self._by_owner.clear()
+        self.change = next(self._changes)
         _inherited.set(())
 
     # What SQLAlchemy tells
@@ -187,6 +198,7 @@ class Tracker:
         record, taken = self._session(session), self._connection(connection)
         if record is not None and taken is not None and taken not in record.connections:
             record.connections.append(taken)
+            self.change = next(self._changes)
             taken.sessions.append(record)
 
     def _session_commits(self, session: Session) -> None:
@@ -350,6 +362,7 @@ class Tracker:
     def _began_here(self, record: Record) -> None:
         owner = record.mark.owner()
         self._by_owner.setdefault(owner, {})[id(record)] = record
+        self.change = next(self._changes)
         _inherited.set((*self.inherited(), record))
 
     def _gone(self, record: Record) -> None:
@@ -367,6 +380,8 @@ class Tracker:
             )
 
     def _remove(self, record: Record) -> None:
+        record.found = None
+        self.change = next(self._changes)
         if self._sessions.get(record.key) is record:
             del self._sessions[record.key]
         elif self._connections.get(record.key) is record:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import insert
@@ -36,12 +37,24 @@ _USING = "Write `with outbox.using(session): ...` around the dispatch"
 _using: ContextVar[Session | Connection | None] = ContextVar("celery_outbox_using", default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a search found, and what it depended on."""
+
+    by: Transactions
+    change: int
+    mark: Mark
+    name: str | None
+    place: OpenPlace
+
+
 class Transactions:
     """Finds the caller's transaction among the databases of one Outbox."""
 
     def __init__(self, databases: Mapping[str, Database], *, require: bool) -> None:
         self._databases = databases
         self._require = require
+        self._insert = insert(next(iter(databases.values())).tables.messages)
 
     @contextmanager
     def using(self, subject: object) -> Iterator[None]:
@@ -73,16 +86,40 @@ class Transactions:
         if chosen is not None:
             place = self._explicit(chosen, name)
         else:
-            places, strangers = self._visible()
-            found = self._choose(places, strangers, name)
+            me = here()
+            found = self._found_before(me, name)
             if found is None:
-                return self._nothing_open(name)
+                found = self._choose(*self._visible(me), name)
+                if found is None:
+                    return self._nothing_open(me, name)
+                self._note(me, name, found)
             place = found
         place.check()
         return place
 
-    def _nothing_open(self, name: str | None) -> OwnPlace:
-        self._refuse_foreign(here())
+    def _found_before(self, me: Mark, name: str | None) -> OpenPlace | None:
+        """What the last search from here found, if nothing can have changed since."""
+        for note in tracker.found_by(me):
+            if (
+                note.by is self
+                and note.change == tracker.change
+                and note.mark is me
+                and note.name == name
+                and note.place.record.is_open
+            ):
+                place: OpenPlace = note.place
+                return place
+        return None
+
+    def _note(self, me: Mark, name: str | None, place: OpenPlace) -> None:
+        # In a request, a thread that comes to rest shows its transactions, without an event to tell.
+        if me.request is None:
+            place.record.found = _Found(
+                by=self, change=tracker.change, mark=me, name=name, place=place
+            )
+
+    def _nothing_open(self, me: Mark, name: str | None) -> OwnPlace:
+        self._refuse_foreign(me)
         if self._require:
             raise TransactionError(
                 "expected an open transaction on a configured database "
@@ -112,9 +149,8 @@ class Transactions:
             "Give the session of that database, or name it with outbox_database=."
         )
 
-    def _visible(self) -> tuple[list[OpenPlace], list[Record]]:
+    def _visible(self, me: Mark) -> tuple[list[OpenPlace], list[Record]]:
         """The caller's open transactions: on configured databases, and on others."""
-        me = here()
         own = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
         records = _external(own + self._of_request(me))
         places: list[OpenPlace] = []
@@ -224,9 +260,8 @@ class Transactions:
 
     def _default_engine(self, session: Session) -> Engine | None:
         """Where the Session would send an INSERT into the outbox table."""
-        table = next(iter(self._databases.values())).tables.messages
         try:
-            engine: Engine = session.get_bind(clause=insert(table)).engine
+            engine: Engine = session.get_bind(clause=self._insert).engine
         except (SQLAlchemyError, RuntimeError):
             # Unbound, or bound by something (an application context) that is not there.
             return None

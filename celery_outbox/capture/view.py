@@ -38,7 +38,8 @@ def chord_view_of(app: Celery, backend: Any) -> Celery:
 
 
 def _view(app: Celery, make_type: Any, replacement: Any) -> Celery:
-    _settle(app)
+    if not _is_settled(app):
+        _settle(app)
     app_type: Any = type(app)
     view: Any = object.__new__(make_type(app_type))
     view.__dict__ = app.__dict__
@@ -46,9 +47,15 @@ def _view(app: Celery, make_type: Any, replacement: Any) -> Celery:
     return view
 
 
+def _is_settled(app: Any) -> bool:
+    """Whether ``_settle`` would do nothing: asked at every dispatch, where settings are slow to read."""
+    amqp = app.__dict__.get("amqp")
+    return bool(app.configured and app._conf is not None and amqp and "router" in amqp.__dict__)
+
+
 def _settle(app: Celery) -> None:
     """Let the app itself make what it makes at first use and keeps: a view must not be in it."""
-    _ = (app.conf.task_serializer, app.amqp.router, app.AsyncResult, app.thread_oid, app.timezone)
+    _ = (app.conf.task_serializer, app.amqp.router, app.AsyncResult, app.timezone)
 
 
 @lru_cache(maxsize=64)
