@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
-from celery import Celery, Signature, uuid
+from celery import Celery, Signature
 from kombu import Connection
 from sqlalchemy import MetaData
 
@@ -15,7 +15,14 @@ from .capture import doors
 from .capture.batch import Batch, batching, current_batch
 from .capture.canvas import open_canvases
 from .capture.choice import Choice, Level, choose, choosing, of_canvas, under
-from .capture.eager import DeferredResult, copied
+from .capture.eager import (
+    EagerCall,
+    EagerSink,
+    EagerTask,
+    apply_last,
+    refuse_connection,
+    unheard,
+)
 from .capture.held import HeldProducer
 from .capture.place import Place, Sink, add_to
 from .capture.producer import OutboxProducer, Request
@@ -60,6 +67,8 @@ class Outbox:
         self._app: Celery | None = None
         #: Takes each finished dispatch to its place; the testing plugin puts itself in between.
         self.sink: Sink = add_to
+        #: Hears of what would be stored, in eager mode; the testing plugin listens here, too.
+        self.eager_sink: EagerSink = unheard
         if app is not None:
             self.init_app(app)
 
@@ -209,18 +218,13 @@ class Outbox:
         """Run an eager dispatch when its transaction has committed, or at once; what the door calls."""
         choice = self._choose(levels, is_republished=False)
         if choice is None:
-            return apply(task, **options)
+            return apply_last(apply, task, options)
+        refuse_connection(options)
         place = self._place(choice, is_republished=False)
-        args, kwargs = options.pop("args", None) or (), options.pop("kwargs", None) or {}
-        if task.typing:
-            task.__header__(*args, **kwargs)
-        serializer = options.get("serializer") or task.serializer or self.app.conf.task_serializer
-        args, kwargs = copied(args, kwargs, serializer)
-        result = DeferredResult(options.setdefault("task_id", uuid()), task.name)
-        place.call_after_commit(
-            task.name, lambda: result.run(lambda: apply(task, args, kwargs, **options))
-        )
-        return result
+        call = EagerCall.of(apply, task, options)
+        broker = choice.broker or self.settings.name
+        described = EagerTask.of(self.app, task.name, broker, call.options)
+        return call.run_in(place, described, self.eager_sink)
 
     def place_of(
         self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool

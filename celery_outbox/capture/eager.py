@@ -25,6 +25,7 @@ from .place import Place
 from .times import read_eta
 
 __all__ = [
+    "Deferred",
     "DeferredResult",
     "EagerCall",
     "EagerSink",
@@ -45,7 +46,9 @@ class DeferredResult(EagerResult):  # type: ignore[misc]  # Celery has no types
         super().__init__(id, None, states.PENDING, name=name)
 
     def run(self, apply: Callable[[], Any]) -> None:
-        """Run the task, or what a canvas runs last, and take its result over."""
+        """Run the task, or what a canvas runs last, and take its result over, if it has not run."""
+        if self.ready():
+            return
         try:
             result = apply()
         except Exception as error:
@@ -53,10 +56,9 @@ class DeferredResult(EagerResult):  # type: ignore[misc]  # Celery has no types
             raise
         if isinstance(result, GroupResult):
             self._take_group(result)
-            return
-        self._state = result.state
-        self._result = result.result
-        self._traceback = result.traceback
+        else:
+            self._state, self._result = result.state, result.result
+            self._traceback = result.traceback
 
     def _take_group(self, group: GroupResult) -> None:
         failed = [each for each in group.results if each.state in states.PROPAGATE_STATES]
@@ -96,6 +98,7 @@ class EagerTask:
     name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    content_type: str
     queue: str
     broker: str
     countdown: float | None
@@ -110,6 +113,8 @@ class EagerTask:
         given = dict(options)
         args, kwargs = given.pop("args", None) or (), given.pop("kwargs", None) or {}
         links = [maybe_list(given.pop(each, None)) for each in _LINKS]
+        route = app.amqp.router.route(dict(given), name, args, kwargs, app._tasks.get(name))
+        given["reply_to"] = given.get("reply_to") or app.thread_oid
         headers, properties, body, _ = app.amqp.as_task_v2(
             given.pop("task_id"), name, args, kwargs, callbacks=links[0], errbacks=links[1], **given
         )
@@ -119,21 +124,34 @@ class EagerTask:
             name=name,
             args=args,
             kwargs=kwargs,
-            queue=_destination(app, name, args, kwargs, given),
+            content_type=serialization.registry.name_to_type[_serializer(app, given)],
+            queue=_destination(route),
             broker=broker,
             countdown=countdown if countdown or eta is None else None,
             eta=None if countdown else eta,
             headers=headers | (given.get("headers") or {}),
-            properties=properties | _properties(app, given),
+            properties=properties | _properties(app, route),
             next=body[2],
         )
 
 
-#: Hears of what is dispatched in eager mode, and where it would have been stored.
-EagerSink = Callable[[Place, Sequence[EagerTask]], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferred:
+    """What runs after the commit, unless somebody runs it before."""
+
+    result: DeferredResult
+    apply: Callable[[], Any]
+
+    def run(self) -> None:
+        """Run it now; again does nothing."""
+        self.result.run(self.apply)
 
 
-def unheard(place: Place, tasks: Sequence[EagerTask]) -> None:
+#: Hears of what is deferred: where it would have been stored, and its tasks.
+EagerSink = Callable[[Place, Sequence[EagerTask], Deferred], None]
+
+
+def unheard(place: Place, tasks: Sequence[EagerTask], deferred: Deferred) -> None:
     """The sink of every day: nobody listens."""
 
 
@@ -169,18 +187,18 @@ class EagerCall:
 
     def run_in(self, place: Place, task: EagerTask, sink: EagerSink) -> DeferredResult:
         """Run it when the transaction has committed, or at once; tell ``sink`` now."""
-        result = DeferredResult(task.id, task.name)
+        deferred = Deferred(result=DeferredResult(task.id, task.name), apply=self.run)
 
         def dispatch() -> None:
-            sink(place, [task])
-            place.call_after_commit(task.name, lambda: result.run(self.run))
+            sink(place, [task], deferred)
+            place.call_after_commit(task.name, deferred.run)
 
         batch = current_batch()
         if batch is None:
             dispatch()
         else:
             batch.send_later(dispatch)
-        return result
+        return deferred.result
 
 
 def apply_last(apply_async: Callable[..., Any], task: Any, options: Mapping[str, Any]) -> Any:
@@ -209,12 +227,15 @@ def copied(value: Any, serializer: str) -> Any:
     return serialization.loads(data, content_type, content_encoding, accept=[content_type])
 
 
+def _serializer(app: Celery, options: Mapping[str, Any]) -> str:
+    return options.get("serializer") or str(app.conf.task_serializer)
+
+
 def _frozen(task: Any, options: dict[str, Any]) -> dict[str, Any]:
     """``options`` that the caller cannot change any more; Celery has copied the arguments."""
-    serializer = options.get("serializer") or task.app.conf.task_serializer
     for name in _LINKS:
         if options.get(name):
-            options[name] = copied(maybe_list(options[name]), serializer)
+            options[name] = copied(maybe_list(options[name]), _serializer(task.app, options))
     for name in options.keys() - {"args", "kwargs", *_LINKS}:
         if type(options[name]) in {dict, list}:
             options[name] = copy.deepcopy(options[name])
@@ -229,11 +250,9 @@ def _properties(app: Celery, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in named}
 
 
-def _destination(app: Celery, name: str, args: Any, kwargs: Any, options: dict[str, Any]) -> str:
-    """The queue that Celery's router finds, which may raise, too."""
-    route = app.amqp.router.route(dict(options), name, args, kwargs, app._tasks.get(name))
+def _destination(route: Mapping[str, Any]) -> str:
     queue = route.get("queue")
-    if any(isinstance(each, Broadcast) for each in [queue, *(options.get("declare") or ())]):
+    if any(isinstance(each, Broadcast) for each in [queue, *(route.get("declare") or ())]):
         raise OptionError(
             "expected a queue that a relay can declare, got a Broadcast queue, whose name belongs to "
             "one consumer. Dispatch it with via_outbox=False."

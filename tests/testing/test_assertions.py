@@ -112,20 +112,6 @@ def test_nothing_stored_means_that_nothing_is_pending_either(
         outbox.assert_nothing_stored()
 
 
-def test_in_eager_mode_every_question_is_refused(shop: Shop, outbox: OutboxRecorder) -> None:
-    shop.app.conf.task_always_eager = True
-    shop.send(1)
-    assert shop.ran == [1]
-    for ask in (
-        outbox.assert_nothing_stored,
-        lambda: outbox.assert_stored(shop.receipt),
-        outbox.drain,
-        lambda: outbox.drain("broker"),
-    ):
-        with pytest.raises(AssertionError, match="task_always_eager"):
-            ask()
-
-
 def test_a_recorder_takes_an_app_or_its_outbox_and_nothing_else(shop: Shop) -> None:
     for given in (shop.app, shop.outbox):
         with OutboxRecorder(given) as recorder:
