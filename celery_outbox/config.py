@@ -25,7 +25,7 @@ __all__ = ["BrokerSpec", "Settings", "parse_duration", "read_settings"]
 #: An AsyncEngine too: it has no type here, for its module needs greenlet.
 DatabaseSource = Any
 
-MAX_TABLE_NAME = 50  # PostgreSQL names end at 63 bytes; 51 characters make two index names collide
+MAX_TABLE_NAME = 63  # the shortest limit of any database: PostgreSQL's
 MAX_BROKER_NAME = 191  # the broker column; short enough for every database's index limit
 
 _TABLE_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*(\.[a-zA-Z_][a-zA-Z0-9_]*)?")
@@ -130,10 +130,11 @@ def _database(what: str, name: str, source: object) -> DatabaseSource:
 
 
 def _table(what: str, value: object) -> str:
+    todo = 'Write for example "celery_outbox" or "queue.celery_outbox".'
     if not isinstance(value, str) or not _TABLE_NAME.fullmatch(value):
-        _refuse(what, "a name of letters, digits and _ (optionally schema.name)", value)
-    if len(value.rpartition(".")[2]) > MAX_TABLE_NAME:
-        _refuse(what, f"at most {MAX_TABLE_NAME} characters", value)
+        _refuse(what, "a name of letters, digits and _ (optionally schema.name)", value, todo)
+    if max(map(len, value.split("."))) > MAX_TABLE_NAME:
+        _refuse(what, f"at most {MAX_TABLE_NAME} characters in a name", value, "Choose a shorter one.")
     return value
 
 

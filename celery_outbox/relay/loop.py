@@ -22,6 +22,7 @@ from ..signals import outbox_failed, outbox_published
 from ..storage.database import Database
 from ..storage.store import Claim, Failure
 from .backoff import next_delay
+from .heartbeat import Heartbeat
 from .publishers import Outcome, Publisher, publisher_for
 
 __all__ = ["Relay", "RelayOptions"]
@@ -74,6 +75,7 @@ class Relay:
         self._delivered = 0
         # Unlike an Event it can be put into by a signal handler that interrupts its own waiter.
         self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._heartbeat = Heartbeat(databases)
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
 
@@ -93,12 +95,13 @@ class Relay:
             ", ".join(self._brokers),
         )
         try:
-            while not self._is_stopped:
-                settled, accepted = self._pass()
-                if self._options.once or (self._options.stop_when_empty and not settled):
-                    return self._has_worked
-                if not accepted and not self._options.stop_when_empty:
-                    self._wait()
+            with self._heartbeat:
+                while not self._is_stopped:
+                    settled, accepted = self._pass()
+                    if self._options.once or (self._options.stop_when_empty and not settled):
+                        return self._has_worked
+                    if not accepted and not self._options.stop_when_empty:
+                        self._wait()
             return True
         finally:
             for publisher in self._publishers.values():
@@ -136,6 +139,7 @@ class Relay:
         self, database: Database, broker: str, limit: int
     ) -> tuple[Sequence[ClaimedMessage], Outcome]:
         """Deliver one batch; what was claimed, and what became of it."""
+        self._heartbeat.begin(database)
         publisher = self._connected(database, broker)
         if publisher is None:
             return (), Outcome()

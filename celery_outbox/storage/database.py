@@ -21,14 +21,17 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
 from ..asynchronous import is_async_engine, synchronous
 from ..config import DatabaseSource
-from ..errors import ConfigurationError, DatabaseError, SchemaError
+from ..errors import ConfigurationError, DatabaseError, OutboxError
 from . import dialects
 from .dialects.default import default_isolation_level
 from .schema import Tables
+from .state import StateStore
 from .store import OutboxStore
+from .troubles import explained
 
 __all__ = ["Database", "is_own"]
 
@@ -67,8 +70,10 @@ class Database:
         self.dialect = dialects.of(self.url.get_backend_name())
         if engine is not None:
             self._refuse_autocommit(engine)
-        self.tables = Tables.build(_folded(table, self.url.get_backend_name()))
+        self.tables = Tables.build(table, self.url.get_backend_name())
         self.store = OutboxStore(self.tables, self.dialect)
+        self.state = StateStore(self.tables, self.dialect)
+        self._is_server_checked = False
         self._identity = _identity(self.url)
         self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
         self._own = source if isinstance(source, Engine) else self._open()
@@ -104,6 +109,7 @@ class Database:
         """
         try:
             with self.dialect.begin(self._engine()) as connection:
+                self._check_server(connection)
                 yield connection
         except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
@@ -116,6 +122,7 @@ class Database:
         for left in reversed(range(_TRIES)):
             try:
                 with self.dialect.begin(self._engine()) as connection:
+                    self._check_server(connection)
                     return work(connection)
             except DBAPIError as error:
                 if not left or not self.dialect.is_transient(error):
@@ -132,21 +139,43 @@ class Database:
         """
         try:
             with self._engine().connect() as connection:
+                self._check_server(connection)
                 return work(connection)
         except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
 
-    def explain(self, error: DBAPIError | NoConnectionFree) -> SchemaError | DatabaseError:
+    def explain(self, error: DBAPIError | NoConnectionFree) -> OutboxError:
         """Say what a database error means for the outbox, without its parameters."""
+        where = f"database {self.name!r}"
         if isinstance(error, NoConnectionFree):
-            return DatabaseError(f"database {self.name!r}: no connection was free: {error}")
-        if self.dialect.is_missing_table(error):
-            return SchemaError(
-                f"database {self.name!r}: expected the table {self.tables.messages.fullname!r}, but "
-                "it does not exist. Run `celery-outbox -A your_app schema install`, or call "
-                "outbox.install()."
-            )
-        return DatabaseError(f"database {self.name!r}: {type(error).__name__}: {error.orig}")
+            return DatabaseError(f"{where}: no connection was free: {error}")
+        said = f"{type(error).__name__}: {error.orig}"
+        return explained(self.dialect.trouble(error), where, said, self.tables.names)
+
+    @property
+    def pool_limit(self) -> int | None:
+        """Connections that the pool of the outbox's own engine holds at most; None: no limit."""
+        pool = self._own.pool
+        if isinstance(pool, StaticPool | SingletonThreadPool):
+            return 1
+        if not isinstance(pool, QueuePool):
+            return None
+        overflow: int = pool._max_overflow  # there is no public way to ask
+        return None if overflow < 0 or not pool.size() else pool.size() + overflow
+
+    @property
+    def is_for_one_thread(self) -> bool:
+        """Whether threads cannot have connections of their own, as with most databases in memory."""
+        return isinstance(self._own.pool, StaticPool | SingletonThreadPool)
+
+    def _check_server(self, connection: Connection) -> None:
+        # Once; not before it was found right, so that a server may be set right under a relay.
+        if not self._is_server_checked:
+            try:
+                self.dialect.check_server(connection)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"database {self.name!r}: {error}") from None
+            self._is_server_checked = True
 
     def _engine(self) -> Engine:
         # A schema_translate_map of the caller's engine does not move the outbox's table.
@@ -198,11 +227,6 @@ class Database:
 def _caller_engine(source: DatabaseSource) -> Engine | None:
     source = synchronous(source)
     return source if isinstance(source, Engine) else None
-
-
-def _folded(table: str, backend: str) -> str:
-    # PostgreSQL folds unquoted names; our names are always quoted.
-    return table.lower() if backend == "postgresql" else table
 
 
 def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None:

@@ -1,46 +1,52 @@
-"""Creating the tables, by one process at a time; what is there already is left alone."""
+"""Creating and repairing the tables, by one process at a time; what is right is left alone."""
 
 from __future__ import annotations
 
-from sqlalchemy import insert, select
 from sqlalchemy.engine import Connection
 
-from ..errors import SchemaError
 from .database import Database
+from .inspection import inspect_tables, refusal
 from .schema import SCHEMA_VERSION
 
-__all__ = ["install"]
-
-_VERSION = "schema"
+__all__ = ["install", "repair"]
 
 
-def install(database: Database) -> None:
-    """Create the tables and indexes that are missing; a second run changes nothing.
+def install(database: Database) -> list[str]:
+    """Create the tables and indexes that are missing, and rebuild indexes that differ.
 
-    Raises SchemaError when the table there is of another version, DatabaseError when the database
-    cannot be reached or refuses.
+    Returns what had to be repaired, in words; creating the tables is no repair. While an index is
+    built, PostgreSQL and SQLite let nobody write to the table.
+
+    Raises SchemaError when the table there is of another version, half migrated, or has other
+    columns; DatabaseError when the database cannot be reached or refuses.
     """
-    database.run(lambda connection: _install(database, connection))
+    return database.run(lambda connection: _install(database, connection))
 
 
-def _install(database: Database, connection: Connection) -> None:
-    tables = database.tables
-    with database.dialect.lock_schema(connection, tables.messages.fullname):
-        for table in tables.metadata.sorted_tables:
-            table.create(connection, checkfirst=True)
-            for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                index.create(connection, checkfirst=True)
-        state = tables.state
-        found = connection.execute(select(state.c.value).where(state.c.name == _VERSION)).scalar()
-        if found is None:
-            connection.execute(
-                insert(state).values(
-                    name=_VERSION, value=str(SCHEMA_VERSION), seen_at=database.dialect.clock()
-                )
-            )
-        elif found != str(SCHEMA_VERSION):
-            raise SchemaError(
-                f"database {database.name!r}, table {tables.messages.fullname!r}: expected schema "
-                f"version {SCHEMA_VERSION}, found {found}. Install the version of celery-outbox that "
-                "wrote it, or migrate the table."
-            )
+def _install(database: Database, connection: Connection) -> list[str]:
+    with database.dialect.lock_schema(connection, database.tables.messages.fullname):
+        return repair(database, connection)
+
+
+def repair(database: Database, connection: Connection) -> list[str]:
+    """Do the work of ``install``, in the transaction and under the lock of the caller."""
+    found = inspect_tables(database, connection)
+    if faults := found.all_faults():
+        raise refusal(database, faults)
+    repaired = []
+    for table in found.missing:
+        table.create(connection)
+    for index in found.missing_indexes:
+        index.create(connection)
+        repaired.append(f"created the index {index.name}")
+    for index in found.differing_indexes:
+        database.dialect.replace_index(connection, index)
+        repaired.append(f"rebuilt the index {index.name}")
+    clauses = database.dialect.missing_settings(connection, database.tables)
+    if clauses:
+        name = connection.dialect.identifier_preparer.format_table(database.tables.messages)
+        connection.exec_driver_sql(f"ALTER TABLE {name} {', '.join(clauses)}")
+        repaired.append("set the table's storage parameters")
+    if found.version is None:
+        database.state.set_version(connection, SCHEMA_VERSION)
+    return repaired

@@ -29,10 +29,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT
 from sqlalchemy.dialects.postgresql import TIMESTAMP
+from sqlalchemy.engine import Connection
 from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 from sqlalchemy.types import DateTime, TypeDecorator, TypeEngine
 
-__all__ = ["FAR_FUTURE", "MAX_TASK_ID", "SCHEMA_VERSION", "Tables", "UTCDateTime", "storable"]
+from .names import Names
+
+__all__ = [
+    "FAR_FUTURE",
+    "MAX_TASK_ID",
+    "POSTGRESQL_PARAMETERS",
+    "SCHEMA_VERSION",
+    "UNCOMPRESSED",
+    "Tables",
+    "UTCDateTime",
+    "storable",
+]
 
 SCHEMA_VERSION = 1
 
@@ -85,30 +97,40 @@ class UTCDateTime(TypeDecorator[datetime]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The message table and, beside it, the small table of the schema version and the relays."""
+    """The message table and, beside it, the small table of the schema version and the relays.
 
-    metadata: MetaData
+    Attributes:
+        messages: for statements; its instants are aware UTC in Python.
+        state: likewise.
+        metadata: the same two tables with their indexes, as they are created and as Alembic sees
+            them: of SQLAlchemy's own types alone, which a migration script can write down.
+    """
+
+    names: Names
     messages: Table
     state: Table
+    metadata: MetaData
 
     @classmethod
-    def build(cls, name: str, metadata: MetaData | None = None) -> Tables:
-        """Describe the tables for ``name`` (optionally ``schema.name``) in ``metadata``."""
-        metadata = MetaData() if metadata is None else metadata
-        schema, _, table = name.rpartition(".")
+    def build(cls, name: str, backend: str) -> Tables:
+        """Describe the tables for ``name`` (optionally ``schema.name``) on a kind of database."""
+        names, created, used = Names.of(name, backend), MetaData(), MetaData()
+        messages = _messages(names, created, _CREATED_INSTANT)
+        Index(names.claim_index, messages.c.broker, messages.c.scheduled_at, messages.c.id)
+        Index(names.task_id_index, messages.c.task_id)
+        _state(names, created, _CREATED_INSTANT)
         return cls(
-            metadata=metadata,
-            messages=_messages(table, schema or None, metadata),
-            state=Table(
-                f"{table}_state",
-                metadata,
-                Column("name", String(191), primary_key=True),
-                Column("value", Text, nullable=False),
-                Column("seen_at", UTCDateTime, nullable=False),
-                schema=schema or None,
-                **_OPTIONS,
-            ),
+            names=names,
+            messages=_messages(names, used, UTCDateTime()),
+            state=_state(names, used, UTCDateTime()),
+            metadata=created,
         )
+
+    @property
+    def created(self) -> tuple[Table, Table]:
+        """The two tables of ``metadata``: the messages, and the state."""
+        tables = {table.name: table for table in self.metadata.tables.values()}
+        return tables[self.names.messages], tables[self.names.state]
 
     def waits(self) -> ColumnElement[bool]:
         """Rows that are still to be delivered."""
@@ -142,33 +164,50 @@ class Tables:
         }
 
 
-#: InnoDB for transactions and row locks; utf8mb4 for every character; room in each page for
-#: PostgreSQL to write a claimed row's new version beside the old one (HOT: a third faster).
+#: InnoDB for transactions and row locks; utf8mb4 for every character, and compared exactly, so that
+#: the broker "Shop" is not "shop"; room in each page for PostgreSQL to write a claimed row's new
+#: version beside the old one (HOT: a third faster).
 _OPTIONS: dict[str, Any] = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mariadb_engine": "InnoDB",
-    "mariadb_charset": "utf8mb4",
+    **{
+        f"{name}_{option}": value
+        for name in ("mysql", "mariadb")
+        for option, value in {
+            "engine": "InnoDB",
+            "charset": "utf8mb4",
+            "collate": "utf8mb4_bin",
+        }.items()
+    },
     "postgresql_with": {"fillfactor": 50},
     "sqlite_autoincrement": True,
 }
 
-# PostgreSQL would try to compress what makes a row longer than 2 kB, for a third of the cost of its
-# INSERT, and most rows are gone a moment later.
-_UNCOMPRESSED = DDL(  # type: ignore[no-untyped-call]  # SQLAlchemy has not typed it
-    "ALTER TABLE %(fullname)s"
-    " ALTER COLUMN message SET STORAGE EXTERNAL, ALTER COLUMN body SET STORAGE EXTERNAL"
-).execute_if(dialect="postgresql")
+#: Every row of the messages dies three times (INSERT, claim, DELETE). Left to PostgreSQL's default,
+#: a fifth of a backlog would be dead before anything is cleaned; so clean by number, and without
+#: pauses. Cutting off the emptied end would lock the table against the application's INSERTs.
+#: Rows longer than 2 kB keep message and body aside: a claim writes a row anew, and would copy them.
+POSTGRESQL_PARAMETERS: dict[str, Any] = {
+    "fillfactor": 50,
+    "toast_tuple_target": 1024,
+    "autovacuum_vacuum_scale_factor": 0.01,
+    "autovacuum_vacuum_threshold": 1000,
+    "autovacuum_vacuum_cost_delay": 0,
+    "vacuum_truncate": "false",
+}
 
+#: PostgreSQL would try to compress these in a row longer than 2 kB, for a third of the cost of its
+#: INSERT, and most rows are gone a moment later.
+UNCOMPRESSED = ("message", "body")
+
+_CREATED_INSTANT = DateTime(timezone=True).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
 _LONG_TEXT = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 _BYTES = LargeBinary().with_variant(LONGBLOB(), "mysql", "mariadb")
 # SQLite numbers rows itself only in a column declared INTEGER PRIMARY KEY.
 _ID = BigInteger().with_variant(Integer(), "sqlite")
 
 
-def _messages(name: str, schema: str | None, metadata: MetaData) -> Table:
-    table = Table(
-        name,
+def _messages(names: Names, metadata: MetaData, instant: TypeEngine[datetime]) -> Table:
+    return Table(
+        names.messages,
         metadata,
         Column("id", _ID, primary_key=True, autoincrement=True),
         Column("broker", String(191), nullable=False),
@@ -178,22 +217,43 @@ def _messages(name: str, schema: str | None, metadata: MetaData) -> Table:
         Column("queue", String(MAX_NAME), nullable=False),
         Column("message", _LONG_TEXT, nullable=False),
         Column("body", _BYTES, nullable=False),
-        Column("scheduled_at", UTCDateTime, nullable=False),
-        Column("deliver_at", UTCDateTime),
-        Column("expires_at", UTCDateTime),
+        Column("scheduled_at", instant, nullable=False),
+        Column("deliver_at", instant),
+        Column("expires_at", instant),
         Column("attempts", BigInteger, nullable=False),
         Column("max_attempts", BigInteger),
         Column("base_delay", BigInteger, comment="microseconds"),
         Column("max_delay", BigInteger, comment="microseconds"),
         Column("claim_token", String(32)),
-        Column("lease_until", UTCDateTime),
+        Column("lease_until", instant),
         Column("error", _LONG_TEXT),
-        Column("finished_at", UTCDateTime),
-        Column("created_at", UTCDateTime, nullable=False),
-        schema=schema,
+        Column("finished_at", instant),
+        Column("created_at", instant, nullable=False),
+        schema=names.schema,
+        **_OPTIONS | {"postgresql_with": POSTGRESQL_PARAMETERS},
+    )
+
+
+def _state(names: Names, metadata: MetaData, instant: TypeEngine[datetime]) -> Table:
+    return Table(
+        names.state,
+        metadata,
+        Column("name", String(191), primary_key=True),
+        Column("value", Text, nullable=False),
+        Column("seen_at", instant, nullable=False),
+        schema=names.schema,
         **_OPTIONS,
     )
-    Index(f"ix_{name}_claim", table.c.broker, table.c.scheduled_at, table.c.id)
-    Index(f"ix_{name}_task_id", table.c.task_id)
-    event.listen(table, "after_create", _UNCOMPRESSED)
-    return table
+
+
+def _leave_uncompressed(table: Table, connection: Connection | None, **kwargs: Any) -> None:
+    # Alembic creates a table of its own, from a script: so listen to all, and know ours by its
+    # columns. Without a connection (alembic upgrade --sql) `schema install` makes up for it.
+    is_ours = {*UNCOMPRESSED, "claim_token", "lease_until"} <= set(table.c.keys())
+    if is_ours and connection is not None and connection.dialect.name == "postgresql":
+        changes = ", ".join(f"ALTER COLUMN {column} SET STORAGE EXTERNAL" for column in UNCOMPRESSED)
+        name = connection.dialect.identifier_preparer.format_table(table)
+        connection.execute(DDL(f"ALTER TABLE {name} {changes}"))  # type: ignore[no-untyped-call]  # SQLAlchemy has not typed it
+
+
+event.listen(Table, "after_create", _leave_uncompressed)

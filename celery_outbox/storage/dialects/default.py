@@ -7,30 +7,68 @@ a statement compares with; ``clock`` is what it writes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Float, Row, Select, bindparam, case, func
+from sqlalchemy import ColumnElement, Float, Index, Row, Select, bindparam, case, func
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from ...errors import ConfigurationError
 from ..schema import Tables
+from ..troubles import Trouble
 
-__all__ = ["Dialect", "default_isolation_level"]
+__all__ = ["Dialect", "OldestTransaction", "ServerFacts", "default_isolation_level"]
 
 #: Counting stops here instead of overflowing a 64-bit column, which would block every claim.
 MAX_ATTEMPTS = 2**62
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """Settings of a server and of its sessions.
+
+    Attributes:
+        values: by the name that is shown.
+        faults: what is wrong, and what to do.
+        remarks: what could be better.
+    """
+
+    values: Mapping[str, str]
+    faults: Sequence[str] = field(default=())
+    remarks: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldestTransaction:
+    """The transaction that has been open longest; ``seconds`` None when none is open.
+
+    ``is_complete`` False: there are others that this user may not look at.
+    """
+
+    seconds: float | None
+    is_complete: bool = True
+
+
 class Dialect(ABC):
     """How one kind of database does what the store asks of it."""
+
+    #: The oldest server that can run every statement, for each name that a server goes by.
+    oldest_versions: ClassVar[Mapping[str, tuple[int, ...]]]
+    #: What error codes mean, where they mean more than their text says.
+    troubles: ClassVar[Mapping[object, Trouble]] = {}
+    #: Whether a migration that fails or is killed leaves nothing behind.
+    has_transactional_ddl: ClassVar[bool] = True
 
     #: Rows that one INSERT holds at most: far below each database's limit of parameters.
     insert_rows: ClassVar[int] = 500
     #: Bytes of bodies that one INSERT holds at most, unless a single message is larger.
     insert_bytes: ClassVar[int] = 4 * 1024 * 1024
+    #: Drivers by which many rows go as one array for each column.
+    array_drivers: ClassVar[frozenset[str]] = frozenset()
     #: A synchronous driver for the same database, by the name of the asynchronous one.
     sync_drivers: ClassVar[dict[str, str]] = {}
 
@@ -143,8 +181,73 @@ class Dialect(ABC):
         """Whether ``error`` means: another transaction was in the way, try again."""
 
     @abstractmethod
+    def code(self, error: DBAPIError) -> object:
+        """The database's own code for ``error``."""
+
+    def trouble(self, error: DBAPIError) -> Trouble | None:
+        """What ``error`` means for an operator; None: no more than its text says."""
+        return self.troubles.get(self.code(error))
+
     def is_missing_table(self, error: DBAPIError) -> bool:
         """Whether ``error`` means that a table does not exist."""
+        return self.trouble(error) in {Trouble.MISSING_TABLE, Trouble.MISSING_SCHEMA}
+
+    def server_name(self, connection: Connection) -> str:
+        """What the server calls itself: one of ``oldest_versions``."""
+        return next(iter(self.oldest_versions))
+
+    def server_version(self, connection: Connection) -> tuple[int, ...]:
+        """The server's version, as SQLAlchemy has asked it at its first connection."""
+        found = connection.dialect.server_version_info or ()
+        return tuple(part for part in found if isinstance(part, int))
+
+    def check_server(self, connection: Connection) -> None:
+        """Refuse a server that cannot run the statements. Raises ConfigurationError."""
+        name = self.server_name(connection)
+        found, oldest = self.server_version(connection), self.oldest_versions[name]
+        if found < oldest:
+            raise ConfigurationError(
+                f"expected {name} {_dotted(oldest)} or later, found {_dotted(found)}. "
+                "Upgrade the server, or configure another database."
+            )
+
+    @abstractmethod
+    def server_facts(self, connection: Connection) -> ServerFacts:
+        """The settings that matter to an outbox."""
+
+    def oldest_transaction(self, connection: Connection) -> OldestTransaction | None:
+        """The oldest transaction that is open beside this one; None where nobody can know."""
+        return None
+
+    def table_faults(self, connection: Connection, tables: Tables) -> Sequence[str]:
+        """What is wrong with the tables beyond their columns and indexes, and what to do."""
+        return ()
+
+    def odd_indexes(self, connection: Connection, tables: Tables) -> set[str]:
+        """Indexes of the messages that are not what their columns say.
+
+        Such as descending, partial, only of the beginnings of values, switched off or half built.
+        """
+        return set()
+
+    def replace_index(self, connection: Connection, index: Index) -> None:
+        """Build ``index`` anew in place of the one that has its name."""
+        index.drop(connection)
+        index.create(connection)
+
+    def missing_settings(self, connection: Connection, tables: Tables) -> Sequence[str]:
+        """Clauses of ALTER TABLE that would give the message table the settings that it lacks.
+
+        What an operator has set to another value is not missing.
+        """
+        return ()
+
+    def checkpoint(self, connection: Connection) -> None:
+        """Between two steps of a migration: make the first permanent, where DDL does so anyway."""
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def option(subject: Engine | Connection, name: str) -> Any:

@@ -7,7 +7,7 @@ without locking and then locks exactly those it takes, by primary key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from sqlalchemy import (
     ColumnElement,
     Float,
+    Index,
     Numeric,
     Row,
     Select,
@@ -31,9 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from ...errors import DatabaseError
+from ...errors import ConfigurationError, DatabaseError
 from ..schema import Tables, UTCDateTime
-from .default import Dialect
+from ..troubles import STATEMENT_BINLOG, Trouble
+from .default import Dialect, OldestTransaction, ServerFacts
 
 __all__ = ["MySQL"]
 
@@ -49,6 +51,21 @@ _PAGES = 20
 class MySQL(Dialect):
     """MySQL and MariaDB."""
 
+    oldest_versions: ClassVar[Mapping[str, tuple[int, ...]]] = {"MySQL": (8, 0), "MariaDB": (10, 6)}
+    troubles: ClassVar[Mapping[object, Trouble]] = {
+        1146: Trouble.MISSING_TABLE,
+        1049: Trouble.MISSING_SCHEMA,
+        1054: Trouble.MISSING_COLUMN,
+        1290: Trouble.READ_ONLY,  # read_only
+        1792: Trouble.READ_ONLY,  # transaction_read_only
+        1836: Trouble.READ_ONLY,  # innodb_read_only
+        1044: Trouble.NO_RIGHTS,
+        1142: Trouble.NO_RIGHTS,
+        1143: Trouble.NO_RIGHTS,
+        1227: Trouble.NO_RIGHTS,
+        1665: Trouble.STATEMENT_BINLOG,
+    }
+    has_transactional_ddl: ClassVar[bool] = False
     sync_drivers: ClassVar[dict[str, str]] = {"aiomysql": "pymysql", "asyncmy": "pymysql"}
 
     def now(self) -> ColumnElement[datetime]:
@@ -100,9 +117,8 @@ class MySQL(Dialect):
 
     def in_due_order(self, statement: Select[Any], tables: Tables) -> Select[Any]:
         """Force the index: the plan is else "ref" on the broker alone, which reads delayed rows too."""
-        t = tables.messages
-        hint = f"FORCE INDEX FOR ORDER BY (`ix_{t.name}_claim`)"
-        return super().in_due_order(statement, tables).with_hint(t, hint)
+        hint = f"FORCE INDEX FOR ORDER BY (`{tables.names.claim_index}`)"
+        return super().in_due_order(statement, tables).with_hint(tables.messages, hint)
 
     def _candidates(
         self,
@@ -164,22 +180,141 @@ class MySQL(Dialect):
                 f"expected to be the only one to change the table {table!r}, but another process "
                 "has held its lock for 30 seconds. Try again when that is done."
             )
+        # Whoever waits for a lock on the table makes every INSERT wait behind it.
+        patience = connection.exec_driver_sql("SELECT @@SESSION.lock_wait_timeout").scalar()
+        connection.exec_driver_sql("SET SESSION lock_wait_timeout = 5")
         try:
             yield
             # The next process must see what this one did.
             connection.commit()
         finally:
-            connection.execute(select(func.release_lock(name)))
+            if not connection.invalidated:
+                connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {patience}")
+                connection.execute(select(func.release_lock(name)))
+
+    def checkpoint(self, connection: Connection) -> None:
+        """Commit, as each DDL statement does."""
+        connection.commit()
 
     def is_transient(self, error: DBAPIError) -> bool:
         """Deadlocks and lock time-outs."""
-        return _code(error) in _TRANSIENT
+        return self.code(error) in _TRANSIENT
 
-    def is_missing_table(self, error: DBAPIError) -> bool:
-        """ER_NO_SUCH_TABLE."""
-        return _code(error) == 1146
+    def code(self, error: DBAPIError) -> object:
+        """The error's number."""
+        arguments: tuple[object, ...] = getattr(error.orig, "args", ())
+        return arguments[0] if arguments else None
+
+    def server_name(self, connection: Connection) -> str:
+        """Which of the two it is."""
+        return "MariaDB" if getattr(connection.dialect, "is_mariadb", False) else "MySQL"
+
+    def check_server(self, connection: Connection) -> None:
+        """Refuse also a binary log that takes no writes at READ COMMITTED."""
+        super().check_server(connection)
+        if _logs_statements(_variables(connection)):
+            raise ConfigurationError(STATEMENT_BINLOG)
+
+    def server_facts(self, connection: Connection) -> ServerFacts:
+        """Isolation, binary log, time zone, and whether it can be written."""
+        found = _variables(connection)
+        faults = [STATEMENT_BINLOG] if _logs_statements(found) else []
+        if found.get("read_only") in {"ON", "1"}:
+            faults.append(
+                "expected a server that can be written, found read_only = ON. "
+                "Point the URL at the primary."
+            )
+        return ServerFacts(
+            values={
+                "isolation": found.get("transaction_isolation") or found.get("tx_isolation") or "?",
+                "binlog_format": found.get("binlog_format", "?")
+                if found.get("log_bin") == "ON"
+                else "no binary log",
+                "time zone": found.get("time_zone", "?"),
+                "read only": found.get("read_only", "?").lower(),
+            },
+            faults=faults,
+        )
+
+    def oldest_transaction(self, connection: Connection) -> OldestTransaction:
+        """Of the whole server; it needs the PROCESS privilege."""
+        return OldestTransaction(seconds=connection.execute(text(_OLDEST)).scalar())
+
+    def table_faults(self, connection: Connection, tables: Tables) -> Sequence[str]:
+        """Another engine than InnoDB, or text that is not utf8mb4 or not compared exactly."""
+        faults = []
+        for table in (tables.messages, tables.state):
+            where = {"schema": table.schema, "name": table.name}
+            engine = connection.execute(text(_ENGINE), where).scalar()
+            if engine != "InnoDB":
+                faults.append(
+                    f"table {table.name!r}: expected the engine InnoDB, found {engine}. "
+                    f"Do: ALTER TABLE `{table.name}` ENGINE=InnoDB"
+                )
+            ours = set(table.c.keys())
+            collations = {
+                row.collation
+                for row in connection.execute(text(_COLLATIONS), where)
+                if row.name in ours and row.collation not in {None, "utf8mb4_bin"}
+            }
+            if collations:
+                faults.append(
+                    f"table {table.name!r}: expected the collation utf8mb4_bin, found "
+                    f"{', '.join(sorted(collations))}. Do: ALTER TABLE `{table.name}` "
+                    "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+                )
+        return faults
+
+    def odd_indexes(self, connection: Connection, tables: Tables) -> set[str]:
+        """Descending, only of the beginnings of values, not B-trees, or not used by the planner."""
+        name = connection.dialect.identifier_preparer.format_table(tables.messages)
+        rows = connection.exec_driver_sql(f"SHOW INDEX FROM {name}").mappings()
+        return {
+            row["Key_name"]
+            for row in rows
+            if row["Collation"] != "A"
+            or row["Sub_part"] is not None
+            or row["Index_type"] != "BTREE"
+            or row.get("Visible") == "NO"  # MySQL
+            or row.get("Ignored") == "YES"  # MariaDB
+        }
+
+    def replace_index(self, connection: Connection, index: Index) -> None:
+        """In one statement, so that no claim finds the table without it."""
+        preparer: Any = connection.dialect.identifier_preparer
+        name = preparer.format_index(index)
+        columns = ", ".join(preparer.quote(column.name) for column in index.columns)
+        connection.exec_driver_sql(
+            f"ALTER TABLE {preparer.format_table(index.table)} "
+            f"DROP INDEX {name}, ADD INDEX {name} ({columns})"
+        )
 
 
-def _code(error: DBAPIError) -> object:
-    arguments: tuple[object, ...] = getattr(error.orig, "args", ())
-    return arguments[0] if arguments else None
+_OLDEST = """
+SELECT max(timestampdiff(SECOND, trx_started, convert_tz(now(), @@time_zone, 'SYSTEM')))
+  FROM information_schema.innodb_trx
+ WHERE trx_mysql_thread_id <> connection_id()
+"""
+
+_ENGINE = """
+SELECT engine FROM information_schema.tables
+ WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+"""
+
+_COLLATIONS = """
+SELECT column_name AS name, collation_name AS collation FROM information_schema.columns
+ WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+"""
+
+
+def _variables(connection: Connection) -> Mapping[str, str]:
+    # Not @@name: which of them there are depends on the server and its version.
+    rows = connection.exec_driver_sql(
+        "SHOW SESSION VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format', 'read_only', "
+        "'time_zone', 'transaction_isolation', 'tx_isolation')"
+    )
+    return {str(row[0]): str(row[1]) for row in rows}
+
+
+def _logs_statements(variables: Mapping[str, str]) -> bool:
+    return variables.get("log_bin") == "ON" and variables.get("binlog_format") == "STATEMENT"

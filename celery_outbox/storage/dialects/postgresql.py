@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    text,
     type_coerce,
     update,
 )
@@ -31,8 +32,9 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from ..schema import Tables, UTCDateTime
-from .default import Dialect, option
+from ..schema import POSTGRESQL_PARAMETERS, UNCOMPRESSED, Tables, UTCDateTime
+from ..troubles import Trouble
+from .default import Dialect, OldestTransaction, ServerFacts, option
 
 __all__ = ["PostgreSQL"]
 
@@ -43,6 +45,16 @@ _TRANSIENT = frozenset({"40P01", "40001", "55P03"})
 class PostgreSQL(Dialect):
     """PostgreSQL."""
 
+    oldest_versions: ClassVar[Mapping[str, tuple[int, ...]]] = {"PostgreSQL": (12,)}
+    troubles: ClassVar[Mapping[object, Trouble]] = {
+        "42P01": Trouble.MISSING_TABLE,
+        "3F000": Trouble.MISSING_SCHEMA,
+        "42703": Trouble.MISSING_COLUMN,
+        "25006": Trouble.READ_ONLY,
+        "42501": Trouble.NO_RIGHTS,
+    }
+    #: Not psycopg2, which writes parameters into the statement's text.
+    array_drivers: ClassVar[frozenset[str]] = frozenset({"psycopg", "psycopg_async", "asyncpg"})
     sync_drivers: ClassVar[dict[str, str]] = {
         "asyncpg": "psycopg",
         "psycopg_async": "psycopg",
@@ -120,12 +132,99 @@ class PostgreSQL(Dialect):
         """Hold an advisory lock until the transaction ends."""
         key = zlib.crc32(f"celery_outbox:{table}".encode())
         connection.execute(select(func.pg_advisory_xact_lock(key)))
+        # Whoever waits for a lock on the table makes every INSERT wait behind it.
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
         yield
 
     def is_transient(self, error: DBAPIError) -> bool:
         """Deadlocks, serialization failures and lock time-outs."""
-        return getattr(error.orig, "sqlstate", None) in _TRANSIENT
+        return self.code(error) in _TRANSIENT
 
-    def is_missing_table(self, error: DBAPIError) -> bool:
-        """undefined_table, or its schema."""
-        return getattr(error.orig, "sqlstate", None) in {"42P01", "3F000"}
+    def code(self, error: DBAPIError) -> object:
+        """The SQLSTATE."""
+        return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+    def server_facts(self, connection: Connection) -> ServerFacts:
+        """Isolation, time zone, and whether it can be written."""
+        row = connection.execute(text(_FACTS)).one()
+        faults = []
+        if row.is_replica:
+            faults.append(
+                "expected the primary server, found a replica, which takes no writes. "
+                "Point the URL at the primary."
+            )
+        elif row.read_only == "on":
+            faults.append(
+                "expected default_transaction_read_only = off, found on. "
+                "Turn it off for the outbox's user, or use another user."
+            )
+        return ServerFacts(
+            values={
+                "isolation": row.isolation,
+                "time zone": row.time_zone,
+                "read only": "replica" if row.is_replica else row.read_only,
+            },
+            faults=faults,
+        )
+
+    def oldest_transaction(self, connection: Connection) -> OldestTransaction:
+        """Of this database, prepared ones included: it keeps dead rows from being cleaned up."""
+        row = connection.execute(text(_OLDEST)).one()
+        seconds = [float(each) for each in (row.running, row.prepared) if each is not None]
+        return OldestTransaction(seconds=max(seconds, default=None), is_complete=row.hidden == 0)
+
+    def odd_indexes(self, connection: Connection, tables: Tables) -> set[str]:
+        """Not B-trees in ascending order of all rows, or left behind by a CONCURRENTLY that failed."""
+        return set(connection.execute(text(_ODD), {"name": _regclass(connection, tables)}).scalars())
+
+    def missing_settings(self, connection: Connection, tables: Tables) -> Sequence[str]:
+        """Storage parameters that nobody has set, and columns that would be compressed."""
+        name = {"name": _regclass(connection, tables)}
+        options = connection.execute(text(_OPTIONS), name).scalar() or []
+        given = {option.partition("=")[0] for option in options}
+        missing = [
+            f"{key} = {value}" for key, value in POSTGRESQL_PARAMETERS.items() if key not in given
+        ]
+        compressed = connection.execute(text(_COMPRESSED), name | {"columns": list(UNCOMPRESSED)})
+        clauses = [f"SET ({', '.join(missing)})"] if missing else []
+        return clauses + [f"ALTER COLUMN {each} SET STORAGE EXTERNAL" for each in compressed.scalars()]
+
+
+def _regclass(connection: Connection, tables: Tables) -> str:
+    return connection.dialect.identifier_preparer.format_table(tables.messages)
+
+
+_FACTS = """
+SELECT current_setting('default_transaction_isolation') AS isolation,
+       current_setting('TimeZone') AS time_zone,
+       current_setting('default_transaction_read_only') AS read_only,
+       pg_is_in_recovery() AS is_replica
+"""
+
+# Without pg_read_all_stats, other users' sessions show neither their transaction nor their kind.
+_OLDEST = """
+SELECT extract(epoch FROM max(clock_timestamp() - xact_start)
+               FILTER (WHERE backend_type = 'client backend')) AS running,
+       (SELECT extract(epoch FROM max(clock_timestamp() - prepared))
+          FROM pg_prepared_xacts WHERE database = current_database()) AS prepared,
+       count(*) FILTER (WHERE query = '<insufficient privilege>') AS hidden
+  FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+
+_ODD = """
+SELECT i.relname
+  FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_am a ON a.oid = i.relam
+ WHERE x.indrelid = to_regclass(:name)
+   AND (NOT x.indisvalid OR x.indpred IS NOT NULL OR x.indexprs IS NOT NULL
+        OR a.amname <> 'btree' OR x.indnatts <> x.indnkeyatts
+        OR EXISTS (SELECT FROM unnest(CAST(x.indoption AS int2[])) o WHERE o <> 0))
+"""
+
+_OPTIONS = "SELECT reloptions FROM pg_class WHERE oid = to_regclass(:name)"
+
+_COMPRESSED = """
+SELECT attname FROM pg_attribute
+ WHERE attrelid = to_regclass(:name) AND attname = ANY (:columns) AND attstorage = 'x'
+ ORDER BY attnum
+"""

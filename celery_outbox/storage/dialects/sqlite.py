@@ -8,7 +8,7 @@ savepoint that comes first would be permanent on its release: the outbox begins 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
@@ -18,7 +18,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ..schema import Tables, UTCDateTime
-from .default import Dialect
+from ..troubles import Trouble
+from .default import Dialect, ServerFacts
 
 __all__ = ["SQLite"]
 
@@ -31,6 +32,7 @@ _FORMAT: ColumnElement[str] = literal_column("'%Y-%m-%d %H:%M:%f'")
 class SQLite(Dialect):
     """SQLite."""
 
+    oldest_versions: ClassVar[Mapping[str, tuple[int, ...]]] = {"SQLite": (3, 35)}
     sync_drivers: ClassVar[dict[str, str]] = {"aiosqlite": "pysqlite"}
 
     def now(self) -> ColumnElement[datetime]:
@@ -103,11 +105,68 @@ class SQLite(Dialect):
 
     def is_transient(self, error: DBAPIError) -> bool:
         """Another process is writing."""
-        return getattr(error.orig, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+        return self.code(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
-    def is_missing_table(self, error: DBAPIError) -> bool:
-        """SQLite has no code of its own for it."""
-        return "no such table" in str(error.orig)
+    def code(self, error: DBAPIError) -> str:
+        """The name of SQLite's extended result code."""
+        return getattr(error.orig, "sqlite_errorname", "")
+
+    def trouble(self, error: DBAPIError) -> Trouble | None:
+        """By its text where SQLite has no code of its own."""
+        if self.code(error).startswith("SQLITE_READONLY"):
+            return Trouble.READ_ONLY
+        found = str(error.orig)
+        return next((meaning for words, meaning in _TEXTS.items() if words in found), None)
+
+    def server_facts(self, connection: Connection) -> ServerFacts:
+        """Journal mode and busy timeout."""
+        journal = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+        timeout = int(connection.exec_driver_sql("PRAGMA busy_timeout").scalar() or 0)
+        faults, remarks = [], []
+        if timeout < 1000:
+            faults.append(
+                f"expected a busy timeout of at least 1000 ms, found {timeout}: the first writer that "
+                'meets another one fails. Give connect_args={"timeout": 30} to create_engine.'
+            )
+        if journal not in {"wal", "memory"}:
+            remarks.append(
+                f"the journal mode is {journal!r}: readers and the writer wait for each other. "
+                "PRAGMA journal_mode=WAL, once, ends that."
+            )
+        return ServerFacts(
+            values={"journal mode": journal, "busy timeout": f"{timeout} ms"},
+            faults=faults,
+            remarks=remarks,
+        )
+
+    def odd_indexes(self, connection: Connection, tables: Tables) -> set[str]:
+        """Partial, descending, or in another collation."""
+        preparer = connection.dialect.identifier_preparer
+        schema = tables.names.schema
+        pragma = f"PRAGMA {preparer.quote_schema(schema)}." if schema else "PRAGMA "
+        listed = connection.exec_driver_sql(
+            f"{pragma}index_list({preparer.quote(tables.names.messages)})"
+        ).all()
+        return {
+            row.name
+            for row in listed
+            if row.partial
+            or any(
+                column.key and (column.desc or column.coll != "BINARY")
+                for column in connection.exec_driver_sql(
+                    f"{pragma}index_xinfo({preparer.quote(row.name)})"
+                )
+            )
+        }
+
+
+#: SQLite tells these apart by text alone.
+_TEXTS = {
+    "no such table": Trouble.MISSING_TABLE,
+    "unknown database": Trouble.MISSING_SCHEMA,
+    "no such column": Trouble.MISSING_COLUMN,
+    "has no column named": Trouble.MISSING_COLUMN,
+}
 
 
 def _micros(instant: ColumnElement[Any]) -> ColumnElement[datetime]:

@@ -74,7 +74,7 @@ def test_a_missing_index_comes_back(engine: sa.Engine) -> None:
     install(database)
     before = described(engine, "celery_outbox")
     with engine.begin() as connection:
-        next(iter(database.tables.messages.indexes)).drop(connection)
+        next(iter(database.tables.created[0].indexes)).drop(connection)
     install(database)
     assert described(engine, "celery_outbox") == before
 
@@ -153,7 +153,7 @@ def test_a_table_of_another_version_is_refused(engine: sa.Engine) -> None:
     install(database)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE celery_outbox_state SET value = '99'"))
-    with pytest.raises(SchemaError, match=r"expected schema version 1, found 99\. .*migrate"):
+    with pytest.raises(SchemaError, match=r"expected schema version 1, found 99, which a newer"):
         install(database)
 
 

@@ -1,0 +1,1 @@
+"""The commands, each group of them in a module of its own."""

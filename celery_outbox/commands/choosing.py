@@ -1,0 +1,93 @@
+"""What every command asks first: which Outbox, which databases; and how each reports an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+from celery import Celery
+
+from ..app import Outbox
+from ..capture.doors import attached
+from ..config import parse_duration
+from ..errors import ConfigurationError, OutboxError
+from ..storage.database import Database
+
+__all__ = ["Duration", "choose_databases", "find_outbox", "for_databases", "reports_errors"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """More than no time, as ``90``, ``90s``, ``15m``, ``12h`` or ``7d``."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """Turn text into a timedelta."""
+        try:
+            duration = parse_duration(_number(value), "duration")
+        except ConfigurationError as error:
+            self.fail(str(error), param, ctx)
+        if duration <= timedelta(0):
+            self.fail("expected more than zero.", param, ctx)
+        return duration
+
+
+def _number(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def reports_errors(command: F) -> F:
+    """Turn the errors that an operator can cause into one line and exit code 1."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except OutboxError as error:
+            raise click.ClickException(str(error)) from error
+
+    return run  # type: ignore[return-value]  # the same signature
+
+
+def for_databases(command: F) -> F:
+    """Let a command be told one database, as an argument or as an option."""
+
+    @click.argument("argument", metavar="[DATABASE]", required=False)
+    @click.option("--database", help="Only this database.")
+    @wraps(command)
+    def run(argument: str | None, database: str | None, *args: Any, **kwargs: Any) -> Any:
+        if None not in {argument, database} and argument != database:
+            raise click.UsageError(f"Expected one database, got {argument!r} and {database!r}.")
+        return command(*args, database=database or argument, **kwargs)
+
+    return run  # type: ignore[return-value]  # a command as before
+
+
+def find_outbox(ctx: click.Context) -> Outbox:
+    """The Outbox of the app that -A names. Raises ConfigurationError when it has none."""
+    app: Celery = ctx.find_root().obj.app
+    found = attached(app)
+    if not isinstance(found, Outbox):
+        raise ConfigurationError(
+            f"expected an Outbox on the Celery app {app.main!r}, found none. Create "
+            "Outbox(app, databases=...) in the module that -A names."
+        )
+    return found
+
+
+def choose_databases(box: Outbox, name: str | None) -> list[Database]:
+    """One database by its name, or all. Raises ConfigurationError for an unknown name."""
+    if name is None:
+        return list(box.databases.values())
+    if name not in box.databases:
+        raise ConfigurationError(
+            f"expected one of the databases {', '.join(map(repr, box.databases))}, got {name!r}."
+        )
+    return [box.databases[name]]
