@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import kombu.pools
@@ -11,12 +12,15 @@ import sqlalchemy as sa
 from celery import Celery
 from freezegun import freeze_time
 
+from tests.equivalence.frozen import frozen_engine
 from tests.equivalence.pairs import TASK, Pair
 from tests.relay.apps import add, make_outbox
 from tests.relay.wire import amqp_connection
 from tests.servers import RabbitServer
 
 MakePair = Callable[..., Pair]
+Engines = Callable[[str], sa.Engine]
+NewBroker = Callable[[str], str]
 
 #: What the tests declare on RabbitMQ.
 QUEUES = ("celery", "events", "main", "reports", "vip")
@@ -25,21 +29,40 @@ EXCHANGES = ("celery", "celeryev", "d", "mainx", "vipx", "main", "reports", "vip
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_clock() -> Iterator[datetime]:
-    """Stop the clock of this process at the present time; the servers' own clocks go on."""
-    now = datetime.now(UTC).replace(microsecond=123456)
+    """Stop the clock of this process at the present time, of which SQLite keeps milliseconds."""
+    now = datetime.now(UTC).replace(microsecond=123000)
     with freeze_time(now):
         yield now
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sa.Engine]:
-    """An engine of the database of a module's outboxes; each test leaves it empty."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path_factory.mktemp('pairs') / 'outbox.db'}")
-    sa.event.listen(
-        engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
-    )
-    yield engine
-    engine.dispose()
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, frozen_clock: datetime
+) -> Iterator[Engines]:
+    """Engines of the databases of a module's outboxes; each test leaves them empty.
+
+    Their clocks stand still, too: what is left of a delay or deadline is what there was.
+    """
+    made: dict[str, sa.Engine] = {}
+
+    def engine_of(kind: str) -> sa.Engine:
+        if kind not in made:
+            if kind == "sqlite":
+                url = f"sqlite:///{tmp_path_factory.mktemp('pairs') / 'outbox.db'}"
+            else:
+                url = request.getfixturevalue(kind).create_database()
+            made[kind] = frozen_engine(url, frozen_clock)
+        return made[kind]
+
+    yield engine_of
+    for engine in made.values():
+        engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def engine(engines: Engines) -> sa.Engine:
+    """An engine for a module's tests that do not depend on the database."""
+    return engines("sqlite")
 
 
 @contextmanager
@@ -89,18 +112,45 @@ def emptied_vhost(shared_vhost: str) -> Iterator[str]:
             channel.exchange_delete(exchange)
 
 
-@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
-def shared_pair(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Pair]:
-    """A pair of apps on each broker in turn, which no test of the module sets up in its own way."""
-    server = request.getfixturevalue("redis_server" if request.param == "redis" else "rabbitmq")
-    url = server.empty_database() if request.param == "redis" else server.empty_vhost()
-    with making_pairs(engine) as make:
-        pair = make(url, keeps_declared=True)
+@pytest.fixture(scope="module")
+def new_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewBroker:
+    """Give the URL of an empty broker of a kind."""
+
+    def url_of(kind: str) -> str:
+        if kind == "database":
+            return f"sqla+sqlite:///{tmp_path_factory.mktemp('broker') / 'queue.db'}"
+        if kind == "redis":
+            return str(request.getfixturevalue("redis_server").empty_database())
+        return str(request.getfixturevalue("rabbitmq").empty_vhost())
+
+    return url_of
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("redis", "sqlite"), ("rabbitmq", "postgresql"), ("database", "mariadb")],
+    ids="-".join,
+)
+def shared_pair(
+    request: pytest.FixtureRequest, engines: Engines, new_broker: NewBroker
+) -> Iterator[Pair]:
+    """A pair of apps on each broker and database, which no test sets up in a way of its own."""
+    broker, database = request.param
+    with making_pairs(engines(database)) as make:
+        pair = make(new_broker(broker), keeps_declared=True)
         pair.plain.tasks[TASK].typing = pair.outbox.app.tasks[TASK].typing = False
         yield pair
 
 
-@pytest.fixture(params=["redis_url", "emptied_vhost"], ids=["redis", "rabbitmq"])
+@pytest.fixture
+def broker_file(tmp_path: Path) -> str:
+    """The URL of a broker in a database file of its own."""
+    return f"sqla+sqlite:///{tmp_path / 'queue.db'}"
+
+
+@pytest.fixture(
+    params=["redis_url", "emptied_vhost", "broker_file"], ids=["redis", "rabbitmq", "database"]
+)
 def pair(request: pytest.FixtureRequest, make_pair: MakePair) -> Pair:
     """A pair of apps on each broker in turn."""
     return make_pair(request.getfixturevalue(request.param))

@@ -15,9 +15,12 @@ from kombu.utils.json import register_type
 
 from celery_outbox.app import Outbox
 from tests.equivalence.conftest import MakePair
-from tests.equivalence.pairs import ID, TASK, Pair, comparable, take_redis
+from tests.equivalence.pairs import ID, TASK, Pair, comparable
 from tests.relay.apps import add, make_outbox, relay_once, rows, send
-from tests.relay.wire import amqp_connection, redis_envelopes
+from tests.relay.wire import amqp_connection, redis_envelopes, take
+
+# Kombu's tables use what SQLAlchemy 2.1 calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
 
 OPTIONS = ("via_outbox", "outbox_database", "outbox_broker", "outbox_retry")
 
@@ -179,7 +182,7 @@ def test_no_option_of_ours_is_ever_in_a_message(name: str, make_pair: MakePair, 
     pair = make_pair(redis_url, result_backend="cache+memory://")
     canvases(pair.outbox.app)[name](via_outbox=True, outbox_database="default", outbox_retry={})
     relay_once(pair.outbox)
-    contents = take_redis(redis_url)
+    contents = take(redis_url)
     assert contents["celery"]
     assert [option for option in OPTIONS if option in repr(contents)] == []
 

@@ -52,6 +52,12 @@ def relay_once(outbox: Outbox, **options: Any) -> None:
     make_relay(outbox, once=True, **options).run()
 
 
+def relay_all(outbox: Outbox) -> bool:
+    """Give every broker one turn, and say whether nothing is left."""
+    relay_once(outbox)
+    return not rows(outbox)
+
+
 @contextmanager
 def relaying(outbox: Outbox, **options: Any) -> Iterator[Relay]:
     """Run a relay in a thread beside the test; afterwards it has ended."""

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +11,9 @@ import amqp
 import redis
 import sqlalchemy as sa
 
+#: What a queue or list holds, or the members of a set, under its name.
+Contents = Mapping[str, Any]
+
 
 def redis_envelopes(url: str, queue: str = "celery") -> list[dict[str, Any]]:
     """Return the envelopes of a Redis list, the oldest first; they stay there."""
@@ -18,17 +21,22 @@ def redis_envelopes(url: str, queue: str = "celery") -> list[dict[str, Any]]:
         return [json.loads(text) for text in reversed(client.lrange(queue, 0, -1))]
 
 
-def database_envelopes(url: str) -> list[dict[str, Any]]:
-    """Return the envelopes in the tables of Kombu's database transport; they stay there."""
-    engine = sa.create_engine(url.removeprefix("sqla+"))
-    try:
-        if not sa.inspect(engine).has_table("kombu_message"):
+@contextmanager
+def database_connection(url: str) -> Iterator[sa.Connection]:
+    """Connect to the database of Kombu's database transport, and commit at the end."""
+    engine = sa.create_engine(url.removeprefix("sqla+"), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        yield connection
+
+
+def database_envelopes(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return queues and envelopes of the tables of the database transport; they stay there."""
+    with database_connection(url) as connection:
+        if not sa.inspect(connection).has_table("kombu_message"):
             return []
-        with engine.connect() as connection:
-            query = sa.text("SELECT payload FROM kombu_message ORDER BY id")
-            return [json.loads(payload) for payload in connection.execute(query).scalars()]
-    finally:
-        engine.dispose()
+        query = "SELECT q.name, m.payload FROM kombu_message m JOIN kombu_queue q ON q.id = m.queue_id"
+        found = connection.execute(sa.text(f"{query} ORDER BY m.id"))
+        return [(queue, json.loads(payload)) for queue, payload in found]
 
 
 @contextmanager
@@ -60,8 +68,69 @@ def task_ids(url: str, queue: str = "celery") -> list[str]:
     if url.startswith("redis:"):
         return [each["headers"]["id"] for each in redis_envelopes(url, queue)]
     if url.startswith("sqla+"):
-        return [each["headers"]["id"] for each in database_envelopes(url)]
+        return [each["headers"]["id"] for name, each in database_envelopes(url) if name == queue]
     return [each.headers["id"] for each in amqp_messages(url, queue)]
+
+
+def take(url: str, *queues: str, keeps_declared: bool = False) -> Contents:
+    """Take everything off a broker: of RabbitMQ, off the queues named.
+
+    Where ``keeps_declared``, Kombu's bindings stay on Redis when its lists are taken off.
+    """
+    if url.startswith("redis:"):
+        return take_redis(url, keeps_declared=keeps_declared)
+    if url.startswith("sqla+"):
+        return take_database(url)
+    return take_amqp(url, queues or ("celery",))
+
+
+def take_redis(url: str, *, keeps_declared: bool = False) -> Contents:
+    """Take everything out of a logical database of Redis, or its lists alone."""
+    with redis.Redis.from_url(url) as client:
+        contents: dict[str, Any] = {}
+        for key in sorted(client.scan_iter()):
+            if client.type(key) == b"list":
+                texts = client.lrange(key, 0, -1)
+                contents[key.decode()] = [_readable(json.loads(text)) for text in reversed(texts)]
+                client.delete(key)
+            else:
+                contents[key.decode()] = client.smembers(key)
+        if not keeps_declared:
+            client.flushdb()
+        return contents
+
+
+def take_database(url: str) -> Contents:
+    """Take every message out of the tables of the database transport."""
+    contents: dict[str, Any] = {}
+    for queue, envelope in database_envelopes(url):
+        contents.setdefault(queue, []).append(_readable(envelope))
+    if contents:
+        with database_connection(url) as connection:
+            connection.execute(sa.text("DELETE FROM kombu_message"))
+    return contents
+
+
+def take_amqp(url: str, queues: tuple[str, ...]) -> Contents:
+    """Take every message off queues of RabbitMQ."""
+    return {
+        queue: [
+            {
+                "body": message.body,
+                "properties": message.properties,
+                "headers": message.headers,
+                "exchange": message.delivery_info["exchange"],
+                "routing_key": message.delivery_info["routing_key"],
+            }
+            for message in amqp_messages(url, queue)
+        ]
+        for queue in queues
+    }
+
+
+def _readable(envelope: dict[str, Any]) -> dict[str, Any]:
+    # The bytes of the body themselves: base64 is how a virtual transport carries them.
+    return {**envelope, "body": body_of(envelope)}
 
 
 def body_of(envelope: dict[str, Any]) -> bytes:
