@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tests.servers import RabbitServer
 MakePair = Callable[..., Pair]
 Engines = Callable[[str], sa.Engine]
 NewBroker = Callable[[str], str]
+
+BROKERS = ("redis", "rabbitmq", "database")
+DATABASES = ("sqlite", "postgresql", "mariadb")
 
 #: What the tests declare on RabbitMQ.
 QUEUES = ("celery", "events", "main", "reports", "vip")
@@ -128,7 +132,7 @@ def new_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(
     scope="module",
-    params=[("redis", "sqlite"), ("rabbitmq", "postgresql"), ("database", "mariadb")],
+    params=zip(BROKERS, DATABASES, strict=True),
     ids="-".join,
 )
 def shared_pair(
@@ -140,6 +144,20 @@ def shared_pair(
         pair = make(new_broker(broker), keeps_declared=True)
         pair.plain.tasks[TASK].typing = pair.outbox.app.tasks[TASK].typing = False
         yield pair
+
+
+@pytest.fixture(
+    scope="module",
+    params=product(BROKERS, DATABASES),
+    ids="-".join,
+)
+def every_pair(
+    request: pytest.FixtureRequest, engines: Engines, new_broker: NewBroker
+) -> Iterator[Pair]:
+    """A pair of apps on each broker, with the outbox on each database."""
+    broker, database = request.param
+    with making_pairs(engines(database)) as make:
+        yield make(new_broker(broker), keeps_declared=True, result_backend="cache+memory://")
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """Every message of a canvas, and what is inside it, is the one that plain Celery would have sent."""
 
 import re
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
 
-from tests.equivalence.conftest import Engines, MakePair, NewBroker, making_pairs
+from tests.equivalence.conftest import MakePair
 from tests.equivalence.pairs import TASK, Pair, comparable
 from tests.relay.wire import Contents
 
@@ -32,20 +31,6 @@ CANVASES: dict[str, Callable[[Any], Any]] = {
     "chord without a header": lambda s: chord([], s(1)),
     "chunks": lambda s: s(1, 2).type.chunks([(1, 2), (3, 4), (5, 6)], 2),
 }
-
-
-@pytest.fixture(
-    scope="module",
-    params=product(["redis", "rabbitmq", "database"], ["sqlite", "postgresql", "mariadb"]),
-    ids="-".join,
-)
-def every_pair(
-    request: pytest.FixtureRequest, engines: Engines, new_broker: NewBroker
-) -> Iterator[Pair]:
-    """A pair of apps on each broker, with the outbox on each database."""
-    broker, database = request.param
-    with making_pairs(engines(database)) as make:
-        yield make(new_broker(broker), keeps_declared=True, result_backend="cache+memory://")
 
 
 @pytest.mark.parametrize("name", CANVASES)
