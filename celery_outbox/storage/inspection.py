@@ -7,12 +7,14 @@ could not write its rows because of them.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Index, Table, inspect
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SAWarning
 from sqlalchemy.types import TypeEngine
 
 from ..errors import SchemaError
@@ -78,6 +80,13 @@ class Inspection:
 
 def inspect_tables(database: Database, connection: Connection) -> Inspection:
     """Compare both tables with their definition."""
+    with warnings.catch_warnings():
+        # Of columns and indexes of a user's own that SQLAlchemy cannot describe.
+        warnings.simplefilter("ignore", SAWarning)
+        return _inspect_tables(database, connection)
+
+
+def _inspect_tables(database: Database, connection: Connection) -> Inspection:
     tables = database.tables
     inspector: Any = inspect(connection)
     missing = [

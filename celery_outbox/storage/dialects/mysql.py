@@ -284,10 +284,13 @@ class MySQL(Dialect):
         preparer: Any = connection.dialect.identifier_preparer
         name = preparer.format_index(index)
         columns = ", ".join(preparer.quote(column.name) for column in index.columns)
+        table = preparer.format_table(index.table)
         connection.exec_driver_sql(
-            f"ALTER TABLE {preparer.format_table(index.table)} "
-            f"DROP INDEX {name}, ADD INDEX {name} ({columns})"
+            f"ALTER TABLE {table} DROP INDEX {name}, ADD INDEX {name} ({columns})"
         )
+        # One that is dropped and added alike stays as it was, also when it was switched off.
+        switch = "NOT IGNORED" if self.server_name(connection) == "MariaDB" else "VISIBLE"
+        connection.exec_driver_sql(f"ALTER TABLE {table} ALTER INDEX {name} {switch}")
 
 
 _OLDEST = """

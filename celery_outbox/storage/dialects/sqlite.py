@@ -140,7 +140,7 @@ class SQLite(Dialect):
         )
 
     def odd_indexes(self, connection: Connection, tables: Tables) -> set[str]:
-        """Partial, descending, or in another collation."""
+        """Partial, descending, of expressions, or in another collation."""
         preparer = connection.dialect.identifier_preparer
         schema = tables.names.schema
         pragma = f"PRAGMA {preparer.quote_schema(schema)}." if schema else "PRAGMA "
@@ -152,7 +152,7 @@ class SQLite(Dialect):
             for row in listed
             if row.partial
             or any(
-                column.key and (column.desc or column.coll != "BINARY")
+                column.key and (column.name is None or column.desc or column.coll != "BINARY")
                 for column in connection.exec_driver_sql(
                     f"{pragma}index_xinfo({preparer.quote(row.name)})"
                 )
