@@ -6,24 +6,30 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_outbox import Outbox
 from tests.processes import HOST, unused_port
 from tests.proxy import TcpProxy
-from tests.relay.apps import relay_once, rows
+from tests.relay.apps import make_due, relay_once, rows
 from tests.relay.conftest import OpenOutbox
-from tests.relay.test_outages import DISPATCHES
+from tests.relay.test_outages import DISPATCHES, session_of
 from tests.relay.wire import task_ids
+from tests.servers import DatabaseServer
 from tests.waiting import wait_until
 
 MakeProxy = Callable[[str, int], TcpProxy]
+
+#: botocore would otherwise try again for many seconds.
+NO_RETRIES = {"client-config": {"retries": {"max_attempts": 0}}}
 
 
 def commit_around_savepoints(session: Session, send: Callable[[str], Any]) -> None:
@@ -82,21 +88,6 @@ def test_what_committed_reaches_the_broker_and_nothing_else(
     assert rows(outbox) == []
 
 
-def test_every_kind_of_dispatch_is_delivered_when_the_broker_is_back(
-    open_outbox: OpenOutbox, sqlite_url: str, redis_url: str, tcp_proxy: MakeProxy
-) -> None:
-    proxy = tcp_proxy(HOST, int(redis_url.rpartition("/")[0].rpartition(":")[2]))
-    proxy.refuse()
-    outbox = open_outbox(proxy.through(redis_url), sqlite_url)
-    ids = [result.id for dispatch in DISPATCHES for result in dispatch(outbox.app)]
-    relay_once(outbox)
-    assert [row.task_id for row in rows(outbox)] == ids
-    proxy.listen()
-    relay_once(outbox)
-    assert sorted(task_ids(redis_url)) == sorted(ids)
-    assert rows(outbox) == []
-
-
 @pytest.fixture(scope="module")
 def sqs_port() -> Iterator[int]:
     """The port of a private server that speaks SQS."""
@@ -137,22 +128,49 @@ def sqs_task_ids(port: int) -> list[str]:
     return found
 
 
-def test_what_was_stored_while_sqs_was_down_is_delivered_when_it_is_back(
-    open_outbox: OpenOutbox, sqlite_url: str, sqs_port: int, tcp_proxy: MakeProxy
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """A broker behind a proxy; ``arrived`` takes or reads the ids of the tasks that lie on it."""
+
+    url: str
+    proxy: TcpProxy
+    arrived: Callable[[], list[str]]
+
+
+@pytest.fixture(params=["redis", "rabbitmq", "postgresql", "sqs"])
+def broker(request: pytest.FixtureRequest, tcp_proxy: MakeProxy) -> Broker:
+    """Each broker in turn; PostgreSQL by Kombu's database transport."""
+    if request.param == "sqs":
+        port = request.getfixturevalue("sqs_port")
+        url, arrived = f"sqs://key:secret@{HOST}:{port}//", partial(sqs_task_ids, port)
+    else:
+        url = request.getfixturevalue(f"{request.param}_url")
+        url = f"sqla+{url}" if request.param == "postgresql" else url
+        arrived = partial(task_ids, url)
+    proxy = tcp_proxy(HOST, urlsplit(url).port or 0)
+    return Broker(url=proxy.through(url), proxy=proxy, arrived=arrived)
+
+
+# Kombu's tables use what SQLAlchemy 2.1 calls deprecated.
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_what_was_committed_while_the_broker_was_down_is_delivered_when_it_is_back(
+    broker: Broker, open_outbox: OpenOutbox, postgresql: DatabaseServer
 ) -> None:
-    proxy = tcp_proxy(HOST, sqs_port)
-    proxy.refuse()
-    outbox: Outbox = open_outbox(
-        f"sqs://key:secret@{HOST}:{proxy.port}//",
-        sqlite_url,
-        config={"broker_transport_options": {"client-config": {"retries": {"max_attempts": 0}}}},
+    broker.proxy.refuse()
+    outbox = open_outbox(
+        broker.url,
+        postgresql.create_database(),
+        config={"broker_transport_options": NO_RETRIES} if broker.url.startswith("sqs") else None,
     )
-    ids = [result.id for dispatch in DISPATCHES for result in dispatch(outbox.app)]
+    ids: list[str] = []
+    for dispatch in DISPATCHES:
+        with session_of(outbox) as session, session.begin():
+            session.execute(sa.select(1))
+            ids += [result.id for result in dispatch(outbox.app)]
     relay_once(outbox)
-    assert {row.task_id for row in rows(outbox)} == set(ids)
-    proxy.listen()
-    with outbox.databases["default"].begin() as connection:
-        connection.execute(sa.text("UPDATE celery_outbox SET scheduled_at = created_at"))
+    assert [row.task_id for row in rows(outbox)] == ids
+    broker.proxy.listen()
+    make_due(outbox)
     relay_once(outbox)
-    assert sorted(sqs_task_ids(sqs_port)) == sorted(ids)
+    assert sorted(broker.arrived()) == sorted(ids)
     assert rows(outbox) == []

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery, group
 from celery.result import AsyncResult
+from sqlalchemy.orm import Session
 
 from celery_outbox import Outbox
 from tests.processes import HOST, unused_port
@@ -62,23 +64,33 @@ def nowhere(tcp_proxy: MakeProxy) -> TcpProxy:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("broker", BROKERS)
-def test_a_dispatch_returns_at_once_and_connects_to_nobody(
-    broker: str, backend: str, nowhere: TcpProxy, open_outbox: OpenOutbox, sqlite_url: str
+def test_a_dispatch_and_its_commit_return_at_once_and_connect_to_nobody(
+    broker: str, backend: str, nowhere: TcpProxy, open_outbox: OpenOutbox, postgresql_url: str
 ) -> None:
     address = f"{nowhere.host}:{nowhere.port}"
     outbox = open_outbox(
         BROKERS[broker].format(address=address),
-        sqlite_url,
+        postgresql_url,
         config={"result_backend": BACKENDS[backend].format(address=address)},
     )
     ids = []
     for dispatch in DISPATCHES:
-        began = time.monotonic()
-        results = dispatch(outbox.app)
-        assert time.monotonic() - began < 1, dispatch.__name__
+        with session_of(outbox) as session:
+            session.execute(sa.select(1))
+            began = time.monotonic()
+            results = dispatch(outbox.app)
+            session.commit()
+            assert time.monotonic() - began < 1, dispatch.__name__
         ids += [result.id for result in results]
     assert [row.task_id for row in rows(outbox)] == ids
     assert nowhere.accepted == 0
+
+
+def session_of(outbox: Outbox) -> Session:
+    """Begin to work in the default database."""
+    bind = outbox.settings.databases["default"]
+    assert isinstance(bind, sa.Engine)
+    return Session(bind)
 
 
 def test_a_closed_port_is_not_knocked_at_either(open_outbox: OpenOutbox, sqlite_url: str) -> None:
