@@ -107,18 +107,6 @@ def test_a_bad_member_fails_before_anything_is_stored_or_sent(
     assert (stall.names, stall.sent) == ([], [])
 
 
-def test_an_unknown_database_is_refused_for_all(mixed_stall: Stall) -> None:
-    for options in (
-        {"outbox_database": "nowhere"},
-        {"outbox_broker": "nowhere"},
-        {"via_outbox": False, "outbox_database": "default"},
-        {"via_outbox": "yes"},
-    ):
-        with pytest.raises(OptionError):
-            mixed_stall.outbox.bulk(mixed_stall.adds(2), **options)
-    assert (mixed_stall.names, mixed_stall.sent) == ([], [])
-
-
 def test_the_choice_of_bulk_is_for_members_without_one(open_stall: OpenStall) -> None:
     stall = open_stall(config=memory_config())
     members = [

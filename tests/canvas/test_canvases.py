@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
-from kombu.common import Broadcast
+from celery import Celery, chain, group
 from kombu.exceptions import EncodeError
 
-from celery_outbox.errors import NoOutboxError, OptionError
+from celery_outbox.errors import NoOutboxError
 from tests.canvas.stall import (
     OPTIONS,
     SoldOutError,
@@ -191,6 +190,9 @@ KEPT: dict[str, Make] = {
     "of a task that is continued": lambda s: s.add.s(1, 1).set(via_outbox=True) | s.echo.s(),
     "of a chain in a group": lambda s: group(chain(s.add.s(1, 1), s.echo.s()).set(via_outbox=True)),
     "of a group in a group": lambda s: group([group([s.add.s(1, 1)]).set(via_outbox=True)]),
+    "of a chain in a group of one": lambda s: chain(
+        group([chain(s.add.s(1, 1), s.echo.s()).set(via_outbox=True)]), s.echo.s()
+    ),
 }
 
 
@@ -200,6 +202,39 @@ def test_the_choice_is_kept_when_celery_takes_a_canvas_apart(name: str, stall: S
         KEPT[name](stall).apply_async()
     assert stall.names == ["add"]
     assert "via_outbox" not in stall.stored()[0].text
+
+
+UNROLLED: dict[str, Make] = {
+    "at the beginning of a chain": lambda s: chain(
+        group([s.add.s(1, 1)]).set(via_outbox=True), s.echo.s()
+    ),
+    "at the beginning of a chain in a chain": lambda s: chain(
+        chain(group([s.add.s(1, 1)]).set(via_outbox=True), s.echo.s()), s.echo.s()
+    ),
+    "at the beginning of a chain in a group": lambda s: group(
+        [chain(group([s.add.s(1, 1)]).set(via_outbox=True), s.echo.s())]
+    ),
+}
+
+
+@pytest.mark.xfail(reason="Celery unrolls a group of one and forgets its options", strict=True)
+@pytest.mark.parametrize("name", UNROLLED)
+def test_a_group_of_one_keeps_its_choice(name: str, stall: Stall) -> None:
+    with stall.transaction():
+        UNROLLED[name](stall).apply_async()
+    assert stall.names == ["add"]
+    assert "via_outbox" not in stall.stored()[0].text
+
+
+@pytest.mark.xfail(reason="Celery unrolls a group of one and forgets its options", strict=True)
+def test_a_later_group_of_one_keeps_its_choice(stall: Stall) -> None:
+    member = stall.echo.s()
+    canvas = chain(stall.add.s(1, 1), group([member]).set(via_outbox=True), stall.echo.s())
+    with stall.transaction():
+        canvas.apply_async(via_outbox=True)
+    (first,) = stall.stored()
+    assert [each["options"].get("via_outbox") for each in first.embedded["chain"]] == [None, True]
+    assert member.options == {}
 
 
 OBJECTS: dict[str, Make] = {
@@ -278,52 +313,6 @@ def test_what_the_caller_changes_afterwards_changes_nothing_stored(stall: Stall)
     assert [each.properties.get("priority") for each in stored] == [None] * 4
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "off and a database": ({"via_outbox": False, "outbox_database": "main"}, "via_outbox=False alone"),
-    "off and a broker": ({"via_outbox": False, "outbox_broker": "other"}, "via_outbox=False alone"),
-    "unknown database": ({"outbox_database": "nowhere"}, "'nowhere'"),
-    "unknown broker": ({"outbox_broker": "nowhere"}, "'nowhere'"),
-    "no boolean": ({"via_outbox": "yes"}, "expected True, False or None"),
-    "bad retry policy": ({"via_outbox": True, "outbox_retry": {"max": 1}}, "outbox_retry"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("kind", ["task", "group", "chain", "chord", "member", "chunks"])
-def test_a_request_that_makes_no_sense_is_refused_at_the_call(
-    name: str, kind: str, two_stall: Stall
-) -> None:
-    stall, (options, text) = two_stall, REFUSED[name]
-    dispatches: dict[str, Callable[[], Any]] = {
-        "task": lambda: stall.add.apply_async((1, 1), **options),
-        "group": lambda: group(stall.adds(2)).apply_async(**options),
-        "chain": lambda: chain(stall.adds(1)[0], stall.echo.s()).apply_async(**options),
-        "chord": lambda: chord(stall.adds(2), stall.total.s()).apply_async(**options),
-        "member": lambda: group(
-            stall.add.s(1, 1).set(via_outbox=True), stall.add.s(1, 1).set(**options)
-        ).apply_async(),
-        "chunks": lambda: stall.add.chunks([(1, 2), (3, 4)], 1).apply_async(**options),
-    }
-    with stall.transaction("main"), pytest.raises(OptionError, match=text):
-        dispatches[kind]()
-    assert (stall.stored("main"), stall.stored("billing"), stall.sent) == ([], [], [])
-
-
-def test_a_connection_is_refused_and_a_producer_ignored(mixed_stall: Stall) -> None:
-    stall = mixed_stall
-    with stall.app.connection_for_write() as connection, stall.transaction():
-        for dispatch in (
-            stall.add.s(1, 1),
-            group(stall.adds(2)),
-            chain(*stall.adds(1), stall.echo.s()),
-        ):
-            with pytest.raises(OptionError, match="connection"):
-                dispatch.apply_async(via_outbox=True, connection=connection)
-        producer = stall.app.amqp.Producer(connection)
-        stall.add.apply_async((1, 1), via_outbox=True, producer=producer)
-    assert (stall.names, stall.sent) == (["add"], [])
-
-
 def test_a_group_names_the_database_of_its_members(two_stall: Stall) -> None:
     stall = two_stall
     group(
@@ -339,27 +328,6 @@ def test_a_group_inside_a_task_is_the_tasks_child(stall: Stall) -> None:
         children = list(task.request.children)
     assert children == [result]
     assert [each.headers["parent_id"] for each in stall.stored()] == ["parent"] * 2
-
-
-@pytest.mark.parametrize("way", ["object", "name", "route", "declare"])
-def test_a_broadcast_queue_is_refused_wherever_it_is_named(way: str, mixed_stall: Stall) -> None:
-    stall, everywhere = mixed_stall, Broadcast("everywhere")
-    bad = stall.add.s(1, 1)
-    if way == "declare":
-        bad.set(declare=[everywhere])
-    elif way == "object":
-        bad.set(queue=everywhere)
-    else:
-        stall.app.amqp.queues.add(everywhere)
-        stall.app.conf.task_routes = {"stall.add": {"queue": everywhere.name}} if way == "route" else {}
-        bad.set(**({"queue": everywhere.name} if way == "name" else {}))
-    with stall.transaction():
-        for dispatch in (bad, group(stall.echo.s(1), bad), chain(bad, stall.echo.s())):
-            with pytest.raises(OptionError, match="Broadcast"):
-                dispatch.apply_async(via_outbox=True)
-        with pytest.raises(OptionError, match="Broadcast"):
-            stall.outbox.bulk([stall.echo.s(1), bad])
-    assert (stall.names, stall.sent) == ([], [])
 
 
 def test_after_a_canvas_that_failed_dispatches_are_what_they_were(mixed_stall: Stall) -> None:

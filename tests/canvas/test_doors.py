@@ -11,7 +11,6 @@ from celery.canvas import xstarmap
 from celery.schedules import schedule
 
 from celery_outbox import Outbox
-from celery_outbox.errors import OptionError
 from tests.canvas.stall import (
     OPTIONS,
     OpenStall,
@@ -242,9 +241,3 @@ def test_entries_of_beat_are_stored(name: str, mixed_stall: Stall) -> None:
     (message,) = stall.stored()
     assert (message.name, message.args, stall.sent) == (task, [1, 2], [])
     assert not [word for word in OPTIONS if word in message.text]
-
-
-def test_a_queue_that_no_broker_takes_is_refused_at_the_call(stall: Stall) -> None:
-    with stall.transaction(), pytest.raises(OptionError, match="7"):
-        stall.add.apply_async((1, 2), via_outbox=True, queue=7)
-    assert stall.names == []
