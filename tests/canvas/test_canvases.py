@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery, chain, group
+import sqlalchemy as sa
+from celery import Celery, chain, chord, group
+from kombu import Exchange, Queue
 from kombu.exceptions import EncodeError
 
 from celery_outbox.errors import NoOutboxError
@@ -311,6 +313,29 @@ def test_what_the_caller_changes_afterwards_changes_nothing_stored(stall: Stall)
     assert [each.headers.get("tenant") for each in stored] == [{"id": 1}, {"id": 1}, None, None]
     assert "elsewhere" not in "".join(each.text for each in stored)
     assert [each.properties.get("priority") for each in stored] == [None] * 4
+
+
+def test_queues_and_keywords_that_the_caller_changes_afterwards_change_nothing_stored(
+    stall: Stall,
+) -> None:
+    stall.app.conf.result_backend = "cache+memory://"
+    queue = Queue("vip", Exchange("vipx", "topic"), routing_key="vip.#", queue_arguments={"x": ["a"]})
+    keywords, declared = {"value": {"id": ["a"]}}, [queue]
+    canvas = chord([stall.echo.s(keywords)], stall.echo.s(keywords))
+    with stall.transaction():
+        stall.echo.apply_async(kwargs=keywords, queue=queue, routing_key="vip.eu", via_outbox=True)
+        stall.echo.s(1).set(declare=declared).apply_async(via_outbox=True)
+        canvas.apply_async(via_outbox=True)
+        queue.name = queue.exchange.name = queue.routing_key = "changed"
+        queue.queue_arguments["x"].append("changed")
+        declared.append(Queue("changed"))
+        keywords["value"]["id"].append("changed")
+        canvas.body.set(queue="changed").args = canvas.tasks[0].args = ("changed",)
+    with stall.engine.connect() as connection:
+        rows = connection.execute(sa.text("SELECT message, body FROM celery_outbox")).all()
+    assert len(rows) == 3
+    assert [text for row in rows for text in row if "changed" in str(text)] == []
+    assert ["vipx" in message for message, _ in rows] == [True, True, False]
 
 
 def test_a_group_names_the_database_of_its_members(two_stall: Stall) -> None:
