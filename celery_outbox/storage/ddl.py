@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import create_mock_engine, insert
 from sqlalchemy.engine import URL
+from sqlalchemy.schema import CreateIndex
 
 from . import dialects
 from .schema import SCHEMA_VERSION, Tables
@@ -22,18 +23,26 @@ def create_statements(table: str, backend: str) -> Sequence[str]:
 
     ``backend`` is ``postgresql``, ``mysql``, ``mariadb`` or ``sqlite``.
     """
-    tables, statements = Tables.build(table, backend), []
-
-    def write(element: Any, *args: Any, **kwargs: Any) -> None:
-        statements.append(_text(element, engine.dialect))
-
-    engine = create_mock_engine(URL.create(f"{backend}+{_DRIVERS[backend]}"), write)
+    tables = Tables.build(table, backend)
+    elements: list[Any] = []
+    engine = create_mock_engine(
+        URL.create(f"{backend}+{_DRIVERS[backend]}"), lambda element, *_, **__: elements.append(element)
+    )
     for each in tables.created:
         each.create(engine, checkfirst=False)
+    # SQLAlchemy keeps the indexes of a table in a set.
+    elements.sort(key=_index_name)
     version = insert(tables.created[1]).values(
         name="schema", value=str(SCHEMA_VERSION), seen_at=dialects.of(backend).clock()
     )
-    return [*statements, _text(version, engine.dialect, compile_kwargs={"literal_binds": True})]
+    return [
+        *(_text(element, engine.dialect) for element in elements),
+        _text(version, engine.dialect, compile_kwargs={"literal_binds": True}),
+    ]
+
+
+def _index_name(element: Any) -> str:
+    return str(element.element.name) if isinstance(element, CreateIndex) else ""
 
 
 def _text(element: Any, dialect: Any, **options: Any) -> str:

@@ -54,11 +54,14 @@ class Inspection:
     def version_fault(self) -> str | None:
         """What is wrong with the version and what to do; None: nothing is, or there is none."""
         if self.migration is not None:
-            return (
+            found = (
                 f"expected schema version {SCHEMA_VERSION}, found a migration from "
                 f"{self.migration.source} to {self.migration.target} that was interrupted. Stop what "
-                f"uses the table and run `{_COMMAND} migrate` again: it goes on where it was."
+                f"uses the table and run `{_COMMAND} migrate` again"
             )
+            if self.migration.target > SCHEMA_VERSION:
+                return f"{found}, with the version of celery-outbox that began it."
+            return f"{found}: it goes on where it was."
         if self.version is None or self.version == SCHEMA_VERSION:
             return None
         if self.version < SCHEMA_VERSION:
