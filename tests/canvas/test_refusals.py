@@ -151,6 +151,31 @@ def test_a_queue_that_no_broker_takes_is_refused(stall: Stall) -> None:
     assert stall.names == []
 
 
+@pytest.mark.xfail(reason="found by whoever reads it first", strict=True)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"eta": "tomorrow"}, OptionError),
+        ({"declare": ["reports"]}, OptionError),
+        ({"expiration": "600"}, OptionError),
+        ({"delivery_mode": "lazy"}, KeyError),
+    ],
+    ids=lambda given: str(given) if isinstance(given, dict) else "",
+)
+def test_what_no_worker_or_broker_could_read_is_refused(
+    options: dict[str, Any], error: type[Exception], stall: Stall
+) -> None:
+    with stall.transaction("main"), pytest.raises(error):
+        stall.echo.apply_async((1,), **STORE, **options)
+    assert stall.stored("main") == []
+
+
+def test_a_time_that_no_worker_could_read_is_refused_in_eager_mode(stall: Stall) -> None:
+    stall.app.conf.task_always_eager = True
+    with stall.transaction("main"), pytest.raises(OptionError, match="'tomorrow'"):
+        stall.echo.apply_async((1,), **STORE, eta="tomorrow")
+
+
 @pytest.mark.parametrize("is_eager", [False, True])
 def test_a_queue_that_may_not_be_made_is_refused_as_by_celery(
     is_eager: bool, open_stall: OpenStall

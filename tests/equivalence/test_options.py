@@ -79,6 +79,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no retry": {"retry": False},
     "retry policy": {"retry": True, "retry_policy": {"max_retries": 1, "interval_start": 0}},
     "properties of the user's": {"app_id": "checkout", "message_id": "m-1", "user_data": {"a": 1}},
+    "properties of SQS": {"MessageGroupId": "tenant-7", "MessageDeduplicationId": "d-7"},
+    "properties of the user's own": {"expiration": 600, "correlation_id": "c-1", "type": "order"},
+    "timeouts of a publish": {"timeout": 5, "confirm_timeout": 5, "mandatory": True},
     "replaced_task_nesting": {"replaced_task_nesting": 2},
 }
 
@@ -92,6 +95,12 @@ def test_an_option_comes_out_as_in_plain_celery(name: str, shared_pair: Pair) ->
 def test_headers_of_other_types_equal(broker: str, request: pytest.FixtureRequest) -> None:
     pair = request.getfixturevalue(f"{broker}_pair")
     pair.apply(1, 2, headers={"at": datetime(2030, 1, 2, tzinfo=UTC)})
+
+
+@pytest.mark.xfail(reason="the parser is not that of Celery's workers", strict=True)
+@pytest.mark.parametrize("eta", ["", "2001", "2001-02", "2001-02-03T24:00"])
+def test_an_eta_in_any_form_that_workers_read_equals(eta: str, redis_pair: Pair) -> None:
+    redis_pair.apply(1, 2, eta=eta)
 
 
 @pytest.mark.parametrize("option", ["link", "link_error"])
