@@ -149,7 +149,9 @@ class Database:
         where = f"database {self.name!r}"
         if isinstance(error, NoConnectionFree):
             return DatabaseError(f"{where}: no connection was free: {error}")
-        said = f"{type(error).__name__}: {error.orig}"
+        # PostgreSQL quotes the statement below its message.
+        text = str(error.orig).partition("\nLINE ")[0]
+        said = f"{type(error).__name__}: {' '.join(text.split())}"
         return explained(self.dialect.trouble(error), where, said, self.tables.names)
 
     @property
