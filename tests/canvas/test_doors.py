@@ -1,6 +1,7 @@
 """Every way to dispatch one task: it is stored, without a broker, in the caller's transaction."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from celery.canvas import xstarmap
 from celery.schedules import schedule
 
 from celery_outbox import Outbox
+from celery_outbox.errors import NoOutboxError
 from tests.canvas.stall import (
     OPTIONS,
     OpenStall,
@@ -119,6 +121,29 @@ def test_shared_tasks_are_stored(stall: Stall, monkeypatch: pytest.MonkeyPatch) 
         task.delay(1, 2)
         stall.app.tasks["shared.add"].s(1, 2).delay()
     assert stall.names == ["shared.add", "shared.add"]
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_shared_tasks_sent_by_many_threads_are_stored_or_refused(
+    is_default: bool, stall: Stall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    # A thread knows the default app alone; without one Celery makes one up, whose broker is elsewhere.
+    monkeypatch.setattr(_state, "default_app", stall.app if is_default else None)
+    task = shared_task(add, name="shared.add")
+
+    def send(number: int) -> str:
+        with stall.transaction():
+            result = task.apply_async((number, 1), via_outbox=True)
+        return str(result.id)
+
+    with ThreadPoolExecutor(20) as pool:
+        sent = [pool.submit(send, number) for number in range(20)]
+    if is_default:
+        assert sorted(each.id for each in stall.stored()) == sorted(each.result() for each in sent)
+    else:
+        assert [type(each.exception()) for each in sent] == [NoOutboxError] * 20
+        assert stall.names == []
 
 
 def test_a_task_made_before_the_outbox_is_stored(stall: Stall) -> None:
