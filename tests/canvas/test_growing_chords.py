@@ -38,6 +38,24 @@ def added(stall: Stall) -> int:
         return sum(int(client.get(key)) for key in client.scan_iter("*.t"))
 
 
+def lifetimes(stall: Stall) -> list[int]:
+    """How many seconds each key of the result backend has, -1 for ever."""
+    with redis.Redis.from_url(stall.app.conf.result_backend) as client:
+        return [client.ttl(key) for key in client.scan_iter("*")]
+
+
+def test_a_chord_leaves_nothing_for_ever_and_after_a_rollback_nothing(stall: Stall) -> None:
+    canvas = chord([stall.echo.s(1)], stall.total.s())
+    with pytest.raises(SoldOutError), stall.transaction():
+        canvas.apply_async(via_outbox=True)
+        raise SoldOutError
+    rolled_back = lifetimes(stall)
+    with stall.transaction():
+        canvas.apply_async(via_outbox=True)
+    assert rolled_back == []
+    assert all(0 < seconds <= 86400 for seconds in lifetimes(stall))
+
+
 @not_yet
 def test_what_is_added_to_a_stored_chord_is_stored_and_counted_with_the_commit(stall: Stall) -> None:
     with member_of_a_chord(stall, via_outbox=True) as task, stall.transaction():
