@@ -7,8 +7,10 @@ from typing import Any
 
 import amqp
 import pytest
+import sqlalchemy as sa
 from celery import Signature, chain, chord, group
 from celery.result import GroupResult
+from sqlalchemy.exc import IntegrityError
 
 from tests.canvas.stall import SoldOutError
 from tests.canvas.yard import Yard, open_yard
@@ -111,6 +113,30 @@ def test_the_body_of_a_chord_runs_once_after_the_commit_and_never_after_a_rollba
         for what in ("chord committed", "chord rolled back", "savepoint rolled back")
     ]
     assert (seen, yard.waiting) == ([1, 0, 0], [])
+
+
+def test_a_chord_that_was_not_committed_trips_no_later_one_of_the_same_ids(yard: Yard) -> None:
+    def dispatch() -> Any:
+        header = group([yard.add.s(1, 1), yard.add.s(2, 2)], task_id="header")
+        return chord(header, yard.record("later chord")).apply_async(task_id="body", via_outbox=True)
+
+    with pytest.raises(SoldOutError), yard.transaction():
+        dispatch()
+        raise SoldOutError
+    # Refused by the COMMIT itself, when the result backend has been told of the chord.
+    with pytest.raises(IntegrityError), yard.transaction() as session:
+        session.execute(sa.text("CREATE TABLE doomed (id INT UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+        session.execute(sa.text("INSERT INTO doomed VALUES (1), (1)"))
+        dispatch()
+    yard.relay()
+    assert yard.waiting == []
+    with yard.transaction():
+        result = dispatch()
+    yard.relay()
+    assert sorted(result.get(timeout=30, interval=0.05)) == [2, 4]
+    yard.relay()
+    assert yard.add.apply_async((1, 1)).get(timeout=30, interval=0.05) == 2
+    assert (yard.runs("later chord"), yard.waiting) == (1, [])
 
 
 def test_a_body_that_says_to_store_is_stored_by_the_worker(yard: Yard) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from tests.canvas.stall import OpenStall, Stall, add_tasks, memory_config, running
 from tests.processes import unused_port
+from tests.proxy import TcpProxy
 
 UNREACHABLE: dict[str, Callable[[], str]] = {
     "redis": lambda: f"redis://127.0.0.1:{unused_port()}/0",
@@ -71,6 +73,25 @@ def test_an_unreachable_backend_does_not_matter_inside_a_task(
         for dispatch in DISPATCHES.values():
             dispatch(stall)
         assert len(task.request.children) >= len(DISPATCHES)
+
+
+# Celery's backend uses what redis-py 8 calls deprecated.
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+@pytest.mark.parametrize("name", ["task", "group", "chain"])
+def test_a_backend_that_was_down_at_the_dispatch_gives_the_result_when_it_is_up(
+    name: str, open_stall: OpenStall, redis_url: str, tcp_proxy: Callable[[str, int], TcpProxy]
+) -> None:
+    address = urlsplit(redis_url)
+    proxy = tcp_proxy(str(address.hostname), int(address.port or 0))
+    proxy.refuse()
+    stall = open_stall(config={"result_backend": proxy.through(redis_url)})
+    with stall.transaction(), quickly():
+        result = DISPATCHES[name](stall)
+    proxy.listen()
+    workers = open_stall(config={"result_backend": redis_url}).app.backend
+    for each in getattr(result, "results", [result]):
+        workers.mark_as_done(each.id, 3)
+    assert result.get(timeout=10) in (3, [3] * 10)
 
 
 def test_the_result_is_an_async_result_with_the_id_of_the_task(stall: Stall) -> None:
