@@ -181,9 +181,10 @@ _OPTIONS: dict[str, Any] = {
     "sqlite_autoincrement": True,
 }
 
-#: Every row of the messages dies three times (INSERT, claim, DELETE). Left to PostgreSQL's default,
-#: a fifth of a backlog would be dead before anything is cleaned; so clean by number, and without
-#: pauses. Cutting off the emptied end would lock the table against the application's INSERTs.
+#: Every message leaves two dead rows, of its claim and of its DELETE. By PostgreSQL's defaults a fifth
+#: of a backlog would be dead before anything is cleaned: so clean by number, and without pauses
+#: (100,000 rows waiting, 300,000 passing through: 270 MB instead of 564, claims a third faster).
+#: Cutting off the emptied end would lock the table against the application's INSERTs.
 #: Rows longer than 2 kB keep message and body aside: a claim writes a row anew, and would copy them.
 POSTGRESQL_PARAMETERS: dict[str, Any] = {
     "fillfactor": 50,
