@@ -27,6 +27,7 @@ class Works:
     worker: Running
     outbox: Outbox
     runs_file: Path
+    pool: str
 
     @property
     def app(self) -> Celery:
@@ -80,7 +81,7 @@ def start_worker(
     outbox.install()
     with running(command, directory, environment) as worker:
         worker.wait_for("ready.", timeout=60)
-        yield Works(worker=worker, outbox=outbox, runs_file=runs_file)
+        yield Works(worker=worker, outbox=outbox, runs_file=runs_file, pool=pool)
     app.close()
     engine.dispose()
     kombu.pools.reset()
@@ -92,22 +93,37 @@ def database_of_module(postgresql: DatabaseServer) -> str:
     return postgresql.create_database()
 
 
-@pytest.fixture(scope="module", params=["prefork", "solo", "threads", "gevent"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("prefork", "sync"),
+        ("prefork", "async"),
+        ("solo", "async"),
+        ("threads", "sync"),
+        ("gevent", "sync"),
+    ],
+    ids="-".join,
+)
 def works(
     request: pytest.FixtureRequest,
     redis_server: RedisServer,
     database_of_module: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Works]:
-    """A worker of each pool in turn; that of the solo pool keeps results in the database."""
+    """A worker of each pool in turn, its outbox on an Engine or an AsyncEngine.
+
+    The one of the solo pool keeps results in the database.
+    """
+    pool, engine = request.param
     results = redis_server.empty_database()
     yield from start_worker(
         "tests.end_to_end.shop",
-        request.param,
+        pool,
         broker=redis_server.empty_database(),
-        results=f"db+{database_of_module}" if request.param == "solo" else results,
+        results=f"db+{database_of_module}" if pool == "solo" else results,
         database=database_of_module,
-        directory=tmp_path_factory.mktemp(request.param),
+        directory=tmp_path_factory.mktemp(pool),
+        env={"SHOP_ENGINE": engine},
     )
 
 

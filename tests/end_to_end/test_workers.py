@@ -48,16 +48,23 @@ def test_a_task_without_a_transaction_stores_what_it_dispatches(works: Works) ->
     wait_until(lambda: works.runs("inner") == ["inner"], 20, "the run")
 
 
-def test_a_task_with_a_transaction_stores_what_it_dispatches_with_it(works: Works) -> None:
-    refused = works.send("passes_on_in_a_transaction", "deep no", "rollback")
-    stored = works.send("passes_on_in_a_transaction", "deep yes", "commit")
-    assert refused.get(timeout=20) == "refused"
-    inner = stored.get(timeout=20)
+@pytest.mark.parametrize("task", ["passes_on_in_a_transaction", "passes_on_in_a_coroutine"])
+def test_a_task_with_a_transaction_stores_what_it_dispatches_with_it(works: Works, task: str) -> None:
+    # In turn: an AsyncEngine must not be used by two event loops at once.
+    assert works.send(task, f"{task} no", "rollback").get(timeout=20) == "refused"
+    inner = works.send(task, f"{task} yes", "commit").get(timeout=20)
     assert [row.task_id for row in rows(works.outbox)] == [inner]
     works.relay()
-    wait_until(lambda: works.runs("deep") == ["deep yes"], 20, "the run")
+    wait_until(lambda: works.runs(task) == [f"{task} yes"], 20, "the run")
     works.catch_up()
-    assert works.runs("deep") == ["deep yes"]
+    assert works.runs(task) == [f"{task} yes"]
+
+
+def test_no_connection_made_at_the_import_of_the_app_is_used_by_a_forked_process(works: Works) -> None:
+    (importer, then), (runner, now) = works.send("connections").get(timeout=20)
+    is_forked = runner != importer
+    assert is_forked is (works.pool == "prefork")
+    assert not is_forked or now != then
 
 
 def test_retry_goes_directly_though_the_task_always_uses_the_outbox(works: Works) -> None:
