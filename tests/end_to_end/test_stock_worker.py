@@ -1,9 +1,10 @@
 """A worker without the package: it runs what was stored like anything else."""
 
-from celery import chain, chord, group, signature
+from celery import Celery, chain, chord, group, signature
 
+from celery_outbox import Outbox
 from tests.end_to_end.conftest import Works
-from tests.relay.apps import rows
+from tests.relay.apps import relay_once, rows
 from tests.waiting import wait_until
 
 
@@ -58,3 +59,21 @@ def test_a_delayed_task_runs_when_it_is_due(stock_works: Works) -> None:
     stock_works.catch_up()
     assert result.get(timeout=20) == "patient"
     assert stock_works.runs("patient") == ["patient"]
+
+
+def test_messages_of_protocol_1_run_with_their_links_and_chains(stock_works: Works) -> None:
+    # Celery makes messages as it was set up at the first one.
+    app = Celery("shop", set_as_current=False)
+    same = {key: stock_works.app.conf[key] for key in ("broker_url", "result_backend")}
+    app.conf.update(same, task_protocol=1)
+    outbox = Outbox(app, databases=stock_works.outbox.settings.databases)
+    link = signature("shop.note", ("linked in protocol 1",), immutable=True, app=app)
+    steps = [signature("shop.add", (1, 2), app=app), signature("shop.add", (10,), app=app)]
+    single = app.send_task("shop.add", (3, 4), task_id="first", via_outbox=True, link=link)
+    chained = chain(*steps, app=app).apply_async(via_outbox=True)
+    assert all(b'"task": "shop.add"' in row.body for row in rows(outbox))
+    relay_once(outbox)
+    assert (single.get(timeout=20), chained.get(timeout=20)) == (7, 13)
+    linked = ["linked in protocol 1"]
+    wait_until(lambda: stock_works.runs(linked[0]) == linked, 20, "the link")
+    app.close()
