@@ -26,6 +26,8 @@ ENVELOPE_VERSION = 1
 #: relay does not have: their tagged form is kept as it is and written again unchanged.
 _KOMBU_MARKERS = frozenset({"bytes", "base64", "datetime", "date", "time", "decimal", "uuid"})
 
+_ENCODER = kombu_json.JSONEncoder()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -44,7 +46,7 @@ class Envelope:
 
         Raises TypeError for a header or property that Kombu could not write either.
         """
-        return kombu_json.dumps(  # type: ignore[no-any-return]  # Kombu has no types
+        text: str = _ENCODER.encode(
             {
                 "v": ENVELOPE_VERSION,
                 "exchange": _entity_to_dict(self.exchange),
@@ -56,6 +58,7 @@ class Envelope:
                 "declare": [_entity_to_dict(entity) for entity in self.declare],
             }
         )
+        return text
 
     @classmethod
     def from_text(cls, text: str) -> Envelope:
@@ -148,21 +151,23 @@ def _decode_tagged(value: dict[str, Any]) -> Any:
 
 
 def _entity_to_dict(entity: Any) -> Any:
-    """Write an exchange, queue or binding whole; names stay as they are."""
+    """Write of an exchange, queue or binding what is not Kombu's default; names stay as they are."""
     if isinstance(entity, Queue):
         return {
             "queue": {
-                **_attributes(entity, Queue),
+                **_attributes(entity, _QUEUE),
                 "exchange": _entity_to_dict(entity.exchange),
-                "bindings": [_entity_to_dict(each) for each in entity.bindings or ()],
+                **(
+                    {"bindings": list(map(_entity_to_dict, entity.bindings))} if entity.bindings else {}
+                ),
             }
         }
     if isinstance(entity, Exchange):
-        return {"exchange": _attributes(entity, Exchange)}
+        return {"exchange": _attributes(entity, _EXCHANGE)}
     if isinstance(entity, binding):
         return {
             "binding": {
-                **_attributes(entity, binding),
+                **_attributes(entity, _BINDING),
                 "exchange": _entity_to_dict(entity.exchange),
             }
         }
@@ -181,6 +186,22 @@ def _entity_from_dict(value: Any) -> Any:
     return known(**attributes)
 
 
-def _attributes(entity: Any, kind: type[Any]) -> dict[str, Any]:
-    # Of a subclass only what its Kombu parent can be rebuilt from; None is every default.
-    return {name: value for name, _ in kind.attrs if (value := getattr(entity, name)) is not None}
+def _attributes(entity: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    # None means the default everywhere.
+    return {
+        name: value
+        for name, default in defaults.items()
+        if (value := getattr(entity, name)) is not None and value != default
+    }
+
+
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    """What is written of an entity, also of a subclass: what its Kombu parent can be rebuilt from."""
+    return {
+        name: getattr(kind, name, None)
+        for name, _ in kind.attrs
+        if name not in {"exchange", "bindings"}
+    }
+
+
+_QUEUE, _EXCHANGE, _BINDING = _defaults(Queue), _defaults(Exchange), _defaults(binding)

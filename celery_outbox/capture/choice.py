@@ -42,9 +42,7 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
 
 def of_task(task: Any) -> Level:
     """What a task says by its attributes."""
-    return {
-        option: value for option in OPTIONS if (value := getattr(task, option, None)) is not None
-    }
+    return {option: value for option in OPTIONS if (value := getattr(task, option, None)) is not None}
 
 
 def of_canvas() -> Level:

@@ -84,6 +84,10 @@ def open_doors(app: Celery | None = None) -> None:
     Also a Celery fixup: an app that was pickled brings it along, so that in the other process, too,
     our options are refused rather than let through.
     """
+    for option in OPTIONS:
+        # What a task says that says nothing; without it, each dispatch would search all its classes.
+        if not hasattr(Task, option):
+            setattr(Task, option, None)
     wrap(Celery, "send_task", _send_task)
     wrap(Task, "apply_async", _apply_async)
     wrap(Task, "retry", _republish)

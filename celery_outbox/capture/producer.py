@@ -117,9 +117,9 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
             if what is not None and not isinstance(what, str | Exchange):
                 raise OptionError(f"expected a queue, exchange and key of a broker, got {what!r}.")
         name = exchange.name if isinstance(exchange, Exchange) else exchange
-        known = [self._request.queue, *self._app.amqp.queues.values()]
-        if any(isinstance(each, Broadcast) and each.exchange.name == name for each in known):
-            raise OptionError(_BROADCAST)
+        for queue in (self._request.queue, *self._app.amqp.queues.values()):
+            if isinstance(queue, Broadcast) and queue.exchange.name == name:
+                raise OptionError(_BROADCAST)
 
     def _message(
         self,

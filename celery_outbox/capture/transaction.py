@@ -114,9 +114,7 @@ class Transactions:
     def _note(self, me: Mark, name: str | None, place: OpenPlace) -> None:
         # In a request, a thread that comes to rest shows its transactions, without an event to tell.
         if me.request is None:
-            place.record.found = _Found(
-                by=self, change=tracker.change, mark=me, name=name, place=place
-            )
+            place.record.found = _Found(by=self, change=tracker.change, mark=me, name=name, place=place)
 
     def _nothing_open(self, me: Mark, name: str | None) -> OwnPlace:
         self._refuse_foreign(me)

@@ -12,9 +12,38 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Celery
+from celery.app.amqp import AMQP
 from kombu import Producer
 
+from .reprs import represent
+
 __all__ = ["chord_view_of", "view_of"]
+
+
+class _Amqp:
+    """Stands before the app's ``amqp``: writes the arguments' readable form faster than Celery."""
+
+    __slots__ = ("_amqp",)
+
+    def __init__(self, amqp: Any) -> None:
+        self._amqp = amqp
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._amqp, name)
+
+    def create_task_message(
+        self, task_id: str, name: str, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        """Build the message."""
+        amqp = self._amqp
+        create = amqp.create_task_message
+        if getattr(create, "__func__", None) is AMQP.as_task_v2:
+            levels = amqp.app.conf.task_repr_maxlevels
+            if options.get("argsrepr") is None:
+                options["argsrepr"] = represent(args or (), amqp.argsrepr_maxsize, levels)
+            if options.get("kwargsrepr") is None:
+                options["kwargsrepr"] = represent(kwargs or {}, amqp.kwargsrepr_maxsize, levels)
+        return create(task_id, name, args, kwargs, *rest, **options)
 
 
 class _NoBackend:
@@ -48,7 +77,7 @@ def _view(app: Celery, make_type: Any, replacement: Any) -> Celery:
 
 
 def _is_settled(app: Any) -> bool:
-    """Whether ``_settle`` would do nothing: asked at every dispatch, where settings are slow to read."""
+    """Whether ``_settle`` would do nothing; asked instead, for settings are slow to read."""
     amqp = app.__dict__.get("amqp")
     return bool(app.configured and app._conf is not None and amqp and "router" in amqp.__dict__)
 
@@ -65,7 +94,12 @@ def _storing_type(app_type: Any) -> Any:
         # Beat and canvases pass a producer of their own; it is not used.
         yield self.outbox_replacement
 
-    return _subclass(app_type, backend=_NO_BACKEND, producer_or_acquire=producer_or_acquire)
+    return _subclass(
+        app_type,
+        amqp=property(lambda self: _Amqp(self.__dict__["amqp"])),
+        backend=_NO_BACKEND,
+        producer_or_acquire=producer_or_acquire,
+    )
 
 
 @lru_cache(maxsize=64)

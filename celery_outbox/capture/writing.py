@@ -17,12 +17,17 @@ __all__ = ["refuse_unusable", "store", "write"]
 
 
 def write(connection: Connection, waiting: Sequence[Waiting]) -> None:
-    """Insert messages in the transaction that ``connection`` is in."""
+    """Insert messages in the transaction that ``connection`` is in.
+
+    Raises TransactionError when they could not be rolled back, and like ``store``.
+    """
     by_database: dict[int, list[Waiting]] = {}
     for each in waiting:
         by_database.setdefault(id(each.database), []).append(each)
     for group in by_database.values():
         messages = [each.message for each in group if each.message is not None]
+        # Seen at each dispatch already, but the Session may have taken another Connection since.
+        refuse_unusable(group[0].database, connection.engine, connection)
         store(connection, group[0].database, messages)
 
 
@@ -42,13 +47,11 @@ def refuse_unusable(database: Database, engine: Engine, connection: Connection |
 
 
 def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
-    """Insert messages of one database.
+    """Insert messages of one database, on a connection that can write and roll back.
 
-    Raises SchemaError when its table is missing, TransactionError when it cannot be rolled back. Every
-    other error of the database is the caller's to see as it is: retrying after a deadlock rests on its
-    class.
+    Raises SchemaError when its table is missing. Every other error of the database is the caller's to
+    see as it is: retrying after a deadlock rests on its class.
     """
-    refuse_unusable(database, connection.engine, connection)
     try:
         database.store.add(connection, messages)
     except DBAPIError as error:

@@ -29,6 +29,27 @@ def test_two_sessions_on_one_database_are_both_listed(shop: Shop) -> None:
     assert shop.tasks == []
 
 
+def test_a_second_session_is_noticed_between_two_dispatches(sqlite_shop: Shop) -> None:
+    with opened(sqlite_shop.engine) as first:
+        sqlite_shop.send("before")
+        sqlite_shop.send("before, too")
+        with opened(sqlite_shop.engine), pytest.raises(TransactionError, match="several"):
+            sqlite_shop.send("beside")
+        sqlite_shop.send("after")
+        first.commit()
+    assert sqlite_shop.tasks == ["before", "before, too", "after"]
+
+
+def test_each_transaction_of_a_session_gets_its_own_tasks(sqlite_shop: Shop) -> None:
+    with Session(sqlite_shop.engine) as session:
+        for number in range(4):
+            session.begin()
+            sqlite_shop.send(f"{number}a")
+            sqlite_shop.send(f"{number}b")
+            session.commit() if number % 2 else session.rollback()
+    assert sqlite_shop.tasks == ["1a", "1b", "3a", "3b"]
+
+
 def test_naming_the_database_does_not_choose_between_two_sessions_on_it(sqlite_shop: Shop) -> None:
     refused = pytest.raises(TransactionError, match=r"outbox\.using")
     with opened(sqlite_shop.engine), opened(sqlite_shop.engine), refused:

@@ -3,17 +3,22 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from celery_outbox.message import OutboxMessage
+from celery_outbox.policy import RetryPolicy
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.install import install
 from tests.storage.rows import add, claim, ids, make_message, rows
 
 EVERY_BYTE = bytes(range(256))
 MIB = 1024 * 1024
+ETA = datetime(2099, 1, 2, 3, 4, 5, 678901, UTC)
 
 
 @contextmanager
@@ -64,6 +69,61 @@ def test_messages_of_every_kind_share_one_insert(database: Database) -> None:
         ("expiring", True, False),
         ("plain too", True, True),
     ]
+
+
+def of_every_kind() -> list[OutboxMessage]:
+    """More messages than go as single values, of every kind, with what drivers have to escape."""
+    odd = "%s %% %(x)s :x ? $1 \\ ' \" ` {,NULL} é 漢 \U0001f600"
+    policy = RetryPolicy(
+        max_attempts=7, base_delay=timedelta(microseconds=1), max_delay=timedelta(days=300_000)
+    )
+    return [
+        *(make_message(f"plain {number}") for number in range(10)),
+        make_message(odd, task_name=odd, queue=odd, envelope=odd, body=EVERY_BYTE),
+        make_message("NULL", task_name="a\0\ud800", body=b""),
+        make_message("delayed", countdown=3600.5, lead=60.0),
+        make_message("at once", countdown=0.0),
+        make_message("late", eta=ETA, lead=900.0, expires_in=7200.0),
+        make_message("retrying", retry=policy),
+        make_message("plain too"),
+    ]
+
+
+def in_full(database: Database) -> list[tuple[Any, ...]]:
+    """What was stored of each row; its instants as seconds since it was made."""
+
+    def seconds(row: sa.Row[Any], instant: datetime | None) -> Any:
+        return instant and (instant - row.created_at).total_seconds()
+
+    return [
+        (
+            *row[1:7],
+            *(seconds(row, each) for each in (row.scheduled_at, row.deliver_at, row.expires_at)),
+            *(row.attempts, row.max_attempts, row.base_delay, row.max_delay),
+        )
+        for row in rows(database)
+    ]
+
+
+def about(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The same, to be compared with what was stored a moment earlier or later."""
+    return [
+        tuple(pytest.approx(each, abs=30) if isinstance(each, float) else each for each in row)
+        for row in found
+    ]
+
+
+def test_many_messages_are_stored_like_one_each(database: Database) -> None:
+    for message in of_every_kind():
+        add(database, message)
+    one_each = in_full(database)
+    with database.begin() as connection:
+        connection.execute(sa.delete(database.tables.messages))
+    with inserts() as statements:
+        add(database, *of_every_kind())
+    assert len(statements) == 1
+    assert in_full(database) == about(one_each)
+    assert {row.deliver_at for row in rows(database) if row.task_id == "late"} == {ETA}
 
 
 def test_rows_get_ids_in_the_order_in_which_messages_were_added(database: Database) -> None:
@@ -144,22 +204,16 @@ def test_messages_are_added_through_asyncio_drivers(
     engine = create_async_engine(url.set(drivername=f"{server}+{driver}"))
     database = Database("default", engine, "celery_outbox")
     install(database)
-    messages = [
-        make_message("plain", body=EVERY_BYTE),
-        make_message("late", countdown=-1.0, expires_in=900.0),
-        make_message("plain too"),
-    ]
+    messages = of_every_kind()
 
     async def store() -> None:
         async with engine.begin() as connection:
+            await connection.run_sync(database.store.add, messages[:5])
+            await connection.run_sync(database.store.add, messages[5:])
             await connection.run_sync(database.store.add, messages)
         await engine.dispose()
 
     asyncio.run(store())
-    claimed = claim(database).messages
-    with database.begin() as connection:
-        own = connection.engine
-    own.dispose()
-    assert [message.task_id for message in claimed] == ["plain", "late", "plain too"]
-    assert claimed[0].body == EVERY_BYTE
-    assert claimed[1].expires_in == pytest.approx(900, abs=20)
+    add(database, *of_every_kind())
+    stored, count = in_full(database), len(messages)
+    assert stored[:count] == about(stored[count : 2 * count]) == stored[2 * count :]
