@@ -19,29 +19,10 @@ import sqlalchemy as sa
 
 from celery_outbox.cli import outbox as commands
 from celery_outbox.config import Settings, read_settings
+from tests.pages import PAGES, README, ROOT, blocks
 
 # Kombu's database transport, on SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-
-SERVERS = {
-    "postgresql+psycopg://localhost/shop": "sqlite:///{0}/shop.db",
-    "postgresql+psycopg://localhost/billing": "sqlite:///{0}/billing.db",
-    "postgresql+asyncpg://localhost/shop": "sqlite+aiosqlite:///{0}/shop.db",
-    "redis://localhost/0": "sqla+sqlite:///{0}/broker.db",
-}
-
-
-def blocks(page: Path, directory: Path) -> list[str]:
-    """The Python of a page, with databases and brokers in the directory."""
-    text = page.read_text()
-    for server, file in SERVERS.items():
-        text = text.replace(server, file.format(directory))
-    assert "localhost" not in text
-    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def run(code: list[str], names: dict[str, Any]) -> None:
@@ -132,6 +113,28 @@ def test_the_readmes_application_is_relayed_by_its_command(command: str, tmp_pat
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page: Path, shop: dict[str, Any], tmp_path: Path) -> None:
     run(blocks(page, tmp_path), shop)
+
+
+def test_no_python_of_a_page_goes_without_being_run() -> None:
+    # Those of testing.md are files of a project of their own: tests/testing/test_page.py runs them.
+    found = [
+        page.name for page in [README, *PAGES] if re.search(r"^```py$", page.read_text(), re.MULTILINE)
+    ]
+    assert found == ["testing.md"]
+
+
+def test_the_pages_examples_of_dispatching_store_what_they_say(
+    shop: dict[str, Any], tmp_path: Path
+) -> None:
+    run(blocks(ROOT / "docs" / "dispatching.md", tmp_path), shop)
+    assert stored(tmp_path / "shop.db") == [
+        "charge",
+        "charge",
+        *["resize"] * 4,
+        "charge",
+        "send_receipt",
+    ]
+    assert at_the_broker(tmp_path) == 1  # with via_outbox=False
 
 
 def test_the_pages_examples_of_transactions_store_what_they_say(

@@ -1,13 +1,16 @@
 """docs/testing.md: its conftest.py and its tests, put together, are a project that passes."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.pages import README, ROOT, SERVERS, blocks
+
 pytest_plugins = ["pytester"]
 
-DOCS = Path(__file__).parents[2] / "docs"
+IN_MEMORY = {
+    'broker="redis://localhost/0"': 'broker="memory://", backend="cache+memory://"',
+}
 
 # The page's first test stands before the fixture that makes the tables.
 TABLES = """
@@ -18,18 +21,16 @@ def installed(tables):
 
 
 def test_the_examples_of_the_page_pass(pytester: pytest.Pytester) -> None:
-    readme = (DOCS.parent / "README.md").read_text()
-    shop = re.search(r"^```python\n(.*?)^```$", readme, flags=re.MULTILINE | re.DOTALL)
-    assert shop is not None
-    text = shop[1].replace("postgresql+psycopg://localhost/shop", "sqlite:///shop.db")
-    text = text.replace('broker="redis://localhost/0"', 'broker="memory://", backend="cache+memory://"')
-    page = (DOCS / "testing.md").read_text()
-    blocks = re.findall(r"^```py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    conftest = [block for block in blocks if block.startswith("# conftest.py")]
-    tests = [block for block in blocks if "def test_" in block]
-    assert len(conftest) + len(tests) == len(blocks)
+    page = ROOT / "docs" / "testing.md"
+    shop, found = (
+        blocks(each, pytester.path, language, IN_MEMORY | SERVERS)
+        for each, language in ((README, "python"), (page, "py"))
+    )
+    conftest = [block for block in found if block.startswith("# conftest.py")]
+    tests = [block for block in found if "def test_" in block]
+    assert len(conftest) + len(tests) == len(found)
     pytester.makepyfile(
-        shop=text,
+        shop=shop[0],
         conftest="".join(conftest) + TABLES,
         test_orders="import shop\n" + "".join(tests),
     )
