@@ -107,6 +107,10 @@ def orders(engine: sa.Engine) -> list[int]:
     return _read(engine, sa.select(Order.id).order_by(Order.id))
 
 
+def invoices(engine: sa.Engine) -> list[int]:
+    return _read(engine, sa.select(Invoice.id).order_by(Invoice.id))
+
+
 def _read(engine: sa.Engine, query: sa.Select[Any]) -> list[Any]:
     witness = sa.create_engine(engine.url, poolclass=sa.NullPool)
     with witness.connect() as connection:

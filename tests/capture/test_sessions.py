@@ -13,14 +13,12 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from tests.capture.shop import (
     FurnishedEngine,
-    Invoice,
     MakeEngine,
     OpenShop,
     Order,
     OutOfStockError,
     Shop,
     insert_order,
-    tasks,
 )
 
 
@@ -306,17 +304,6 @@ def test_a_two_phase_session_commits_or_rolls_back_task_and_order(
         shop.send("b")
         session.commit()
     assert (shop.orders, shop.tasks) == (([1], ["a", "b"]) if commits else ([], ["b"]))
-
-
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_session_on_two_databases_stores_in_the_one_named(two_shop: Shop, commits: bool) -> None:
-    main, billing = two_shop.engines.values()
-    with Session(binds={Order: main, Invoice: billing}) as session:
-        session.add_all([Order(id=1), Invoice(id=1)])
-        two_shop.send("a", outbox_database="billing")
-        two_shop.send("b", outbox_database="main")
-        (session.commit if commits else session.rollback)()
-    assert (tasks(main), tasks(billing)) == ((["b"], ["a"]) if commits else ([], []))
 
 
 class RoutingSession(Session):
