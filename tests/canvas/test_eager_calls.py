@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import AlwaysEagerIgnored
 from kombu.exceptions import EncodeError
 from pydantic import BaseModel
 
@@ -100,6 +101,14 @@ def test_direct_members_of_a_bulk_run_when_all_are_known(eager_stall: Stall, ran
         before = direct.get(), stored.ready(), [value for value, _ in ran]
     assert before == (1, False, [1])
     assert stored.get() == 2
+
+
+def test_a_task_sent_by_its_name_is_stored_for_celery_has_no_eager_mode_for_it(
+    eager_stall: Stall, ran: list[Any]
+) -> None:
+    with eager_stall.transaction(), pytest.warns(AlwaysEagerIgnored):
+        eager_stall.app.send_task("stall.note", (1,), via_outbox=True)
+    assert (eager_stall.names, ran) == (["note"], [])
 
 
 def test_a_class_with_its_own_apply_async_is_asked_once(open_stall: OpenStall) -> None:
