@@ -20,6 +20,7 @@ from celery.app.task import Task
 from ..errors import NoOutboxError
 from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take
 from .place import Place
+from .registry import of_name
 from .results import Later
 from .scoped import scoped
 
@@ -134,11 +135,10 @@ def _send_task(original: Callable[..., Any]) -> Callable[..., Any]:
 def task_levels(app: Celery, name: str, options: Mapping[str, Any]) -> list[Level]:
     """What the task says that is sent, or that is mapped over its arguments."""
     task = options.get("task_type")
-    # As Celery does: without finalizing the app.
     if name in _MAPS and (mapped := (options.get("kwargs") or {}).get("task")):
         said = {key: mapped["options"][key] for key in OPTIONS if key in mapped["options"]}
-        return [said, of_task(app._tasks.get(mapped["task"]))]
-    return [of_task(app._tasks.get(name) if task is None else task)]
+        return [said, of_name(app, mapped["task"])]
+    return [of_name(app, name) if task is None else of_task(task)]
 
 
 def is_republishing() -> bool:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, _state, chain, chord, group, shared_task, signature
+from celery import Celery, Task, _state, chain, chord, group, shared_task, signature
 from celery.beat import ScheduleEntry, Scheduler
 from celery.canvas import xstarmap
 from celery.schedules import schedule
@@ -144,6 +144,42 @@ def test_shared_tasks_sent_by_many_threads_are_stored_or_refused(
     else:
         assert [type(each.exception()) for each in sent] == [NoOutboxError] * 20
         assert stall.names == []
+
+
+@pytest.fixture
+def unused(stall: Stall) -> Celery:
+    """An app on the stall's database whose tasks nothing has used yet."""
+    app = Celery("unused", broker="memory://", set_as_current=False)
+    Outbox(app, databases={"default": stall.engine})
+    return app
+
+
+class StoredTask(Task):  # type: ignore[misc]  # Celery has no types
+    via_outbox = True
+
+
+def test_send_task_follows_a_task_that_nothing_has_used(stall: Stall, unused: Celery) -> None:
+    unused.conf.task_annotations = {"tests.annotated": {"via_outbox": True}}
+    unused.task(add, name="tests.own", shared=False, via_outbox=True, priority=7)
+    unused.task(add, name="tests.base", shared=False, base=StoredTask)
+    unused.task(add, name="tests.annotated", shared=False)
+    unused.task(add, shared=False, via_outbox=True)
+    with stall.transaction():
+        for name in ("tests.own", "tests.base", "tests.annotated", f"{add.__module__}.add"):
+            unused.send_task(name, (1, 2))
+    assert stall.names == ["tests.own", "tests.base", "tests.annotated", f"{add.__module__}.add"]
+    assert not unused.finalized
+    # As Celery itself sends them: what else their tasks say is not known yet.
+    assert {each.properties.get("priority") for each in stall.stored()} == {None}
+
+
+def test_send_task_sends_what_does_not_choose_the_outbox(stall: Stall, unused: Celery) -> None:
+    unused.task(add, name="tests.plain", shared=False)
+    with stall.transaction():
+        unused.send_task("tests.plain", (1, 2))
+        unused.send_task("tests.elsewhere", (1, 2))
+    assert stall.names == []
+    assert not unused.finalized
 
 
 def test_a_task_made_before_the_outbox_is_stored(stall: Stall) -> None:
