@@ -252,20 +252,6 @@ def test_autocommit_that_comes_after_the_dispatch_fails_the_commit(shop: Shop) -
     assert shop.tasks == []
 
 
-def test_in_the_driver_with_begin_by_an_event_is_a_transaction(
-    sqlite_url: str, make_engine: MakeEngine, open_shop: OpenShop
-) -> None:
-    engine = make_engine(sqlite_url, connect_args={"isolation_level": None})
-    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-    shop = open_shop({"default": engine})
-    with engine.connect() as connection:
-        shop.order_and_send(connection, 1)
-        connection.rollback()
-        shop.order_and_send(connection, 2)
-        connection.commit()
-    assert (shop.orders, shop.tasks) == ([2], ["2"])
-
-
 def test_autocommit_is_refused_at_configuration(
     shop_engine: sa.Engine, make_engine: MakeEngine, open_shop: OpenShop
 ) -> None:
