@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 from celery.signals import before_task_publish
+from kombu import Connection
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_outbox.errors import DatabaseError, OptionError
@@ -18,6 +19,7 @@ from tests.canvas.stall import (
     memory_config,
     take_sent,
 )
+from tests.relay.wire import redis_envelopes
 
 
 def test_results_come_in_the_order_of_the_members(mixed_stall: Stall) -> None:
@@ -187,6 +189,24 @@ def test_a_direct_member_equals_what_plain_celery_sends(mixed_stall: Stall) -> N
         expected.properties,
         expected.body,
     )
+
+
+@pytest.mark.xfail(reason="what is held goes by the app's own connection", strict=True)
+@pytest.mark.parametrize("option", ["connection", "producer"])
+def test_a_direct_member_goes_by_the_connection_that_it_names(
+    option: str, mixed_stall: Stall, redis_url: str
+) -> None:
+    stall = mixed_stall
+    with Connection(redis_url) as connection:
+        by = connection if option == "connection" else stall.app.amqp.Producer(connection)
+        member = stall.echo.s(1).set(via_outbox=False, **{option: by})
+        with stall.transaction():
+            stall.outbox.bulk([member, stall.echo.s(2)])
+    sent = [
+        each["headers"]["task"]
+        for each in redis_envelopes(redis_url, stall.app.conf.task_default_queue)
+    ]
+    assert (sent, stall.sent, stall.names) == (["stall.echo"], [], ["echo"])
 
 
 def test_what_the_caller_changes_afterwards_changes_nothing(mixed_stall: Stall) -> None:
