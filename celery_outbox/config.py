@@ -17,7 +17,7 @@ from sqlalchemy.exc import ArgumentError
 
 from .asynchronous import is_async_engine
 from .errors import ConfigurationError
-from .policy import RetryPolicy
+from .policy import LONGEST_DELAY, MOST_ATTEMPTS, RetryPolicy
 
 __all__ = ["BrokerSpec", "Settings", "parse_duration", "read_settings"]
 
@@ -192,21 +192,28 @@ def _broker(what: str, value: object) -> BrokerSpec:
 
 def read_retry(what: str, value: object) -> RetryPolicy:
     """Validate a retry policy: a RetryPolicy or a mapping with some of its three fields."""
-    if isinstance(value, RetryPolicy):
-        return value
-    allowed = {"max_attempts", "base_delay", "max_delay"}
-    if not isinstance(value, Mapping) or set(value) - allowed:
-        _refuse(what, f"a mapping with some of {sorted(allowed)}", value)
-    attempts = value.get("max_attempts")
-    if attempts is not None and (
-        not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1
-    ):
-        _refuse(f"{what}['max_attempts']", "None or a whole number of at least 1", attempts)
-    base = parse_duration(value.get("base_delay", 1), f"{what}['base_delay']")
-    longest = parse_duration(value.get("max_delay", 600), f"{what}['max_delay']")
-    if base <= timedelta(0) or longest < base:
-        _refuse(what, "0 < base_delay <= max_delay", dict(value))
-    return RetryPolicy(max_attempts=attempts, base_delay=base, max_delay=longest)
+    allowed = [each.name for each in fields(RetryPolicy)]
+    given = (
+        {name: getattr(value, name) for name in allowed} if isinstance(value, RetryPolicy) else value
+    )
+    if not isinstance(given, Mapping) or set(given) - set(allowed):
+        todo = 'Write for example {"max_attempts": 20}.'
+        _refuse(what, f"a mapping with some of {sorted(allowed)}", value, todo)
+    attempts = given.get("max_attempts")
+    is_number = isinstance(attempts, int) and not isinstance(attempts, bool)
+    if attempts is not None and not (is_number and 1 <= attempts <= MOST_ATTEMPTS):
+        expected = f"None or a whole number of at least 1 and at most {MOST_ATTEMPTS}"
+        _refuse(f"{what}['max_attempts']", expected, attempts, "None: try again for ever.")
+    policy = RetryPolicy(
+        max_attempts=attempts,
+        base_delay=parse_duration(given.get("base_delay", 1), f"{what}['base_delay']"),
+        max_delay=parse_duration(given.get("max_delay", 600), f"{what}['max_delay']"),
+    )
+    if not policy.is_sound:
+        found = {"base_delay": str(policy.base_delay), "max_delay": str(policy.max_delay)}
+        todo = "A delay that is left out is 1 second, or 600 for max_delay."
+        _refuse(what, f"0 < base_delay <= max_delay <= {LONGEST_DELAY.days} days", found, todo)
+    return policy
 
 
 _READERS: Mapping[str, Callable[[str, object], Any]] = {

@@ -184,6 +184,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retry": {"base_delay": 0}}, r"retry: expected 0 < base_delay <= max_delay"),
     ({"retry": {"base_delay": 9, "max_delay": 8}}, r"retry: expected 0 < base_delay <= max_delay"),
     ({"retry": {"base_delay": "x"}}, r"retry\['base_delay'\]: expected a number of seconds"),
+    ({"retry": {"max_delay": None}}, r"retry\['max_delay'\]: expected a number of seconds"),
+    ({"retry": {"base_delay": -1}}, r"retry\['base_delay'\]: expected .*, not negative, got -1"),
+    ({"retry": {"base_delay": 1e-9}}, r"retry: expected 0 < base_delay"),
+    ({"retry": {"base_delay": float("nan")}}, r"retry\['base_delay'\]: expected a number of seconds"),
+    (
+        {"retry": {"max_delay": "3651d"}},
+        r"retry: expected .* <= max_delay <= 3650 days, got .*3651 days",
+    ),
+    (
+        {"retry": {"max_attempts": 2**63}},
+        r"retry\['max_attempts'\]: expected .* at most 9223372036854775807",
+    ),
+    (
+        {"retry": RetryPolicy(max_attempts=0)},
+        r"retry\['max_attempts'\]: expected None or a whole number",
+    ),
+    ({"retry": RetryPolicy(max_delay=timedelta(0))}, r"retry: expected 0 < base_delay <= max_delay"),
     ({"brokers": "redis://h"}, r"brokers: expected a mapping of broker names to URLs"),
     ({"brokers": {"": "redis://h"}}, r"brokers, a key: expected a name, not empty"),
     (

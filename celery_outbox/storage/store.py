@@ -234,7 +234,7 @@ def _claimed(row: Row[Any]) -> ClaimedMessage:
         task_name=row.task_name,
         queue=row.queue,
         envelope=row.message,
-        body=bytes(row.body),
+        body=_bytes(row.body),
         attempts=row.attempts,
         due_in=None if row.due_in is None else float(row.due_in),
         expires_in=None if row.expires_in is None else float(row.expires_in),
@@ -242,11 +242,18 @@ def _claimed(row: Row[Any]) -> ClaimedMessage:
     )
 
 
+def _bytes(stored: Any) -> bytes:
+    # SQLite keeps what it is given, whatever the type of the column.
+    return str(stored).encode() if isinstance(stored, str | int | float) else bytes(stored)
+
+
 def _retry(row: Row[Any]) -> RetryPolicy | None:
-    if row.base_delay is None:
+    if row.base_delay is None or row.max_delay is None:
         return None
-    return RetryPolicy(
+    policy = RetryPolicy(
         max_attempts=row.max_attempts,
         base_delay=timedelta(microseconds=row.base_delay),
         max_delay=timedelta(microseconds=row.max_delay),
     )
+    # Numbers that somebody has written by hand must block neither the claim nor what comes after it.
+    return policy if policy.is_sound else None
