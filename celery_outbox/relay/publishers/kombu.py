@@ -37,7 +37,9 @@ class KombuPublisher:
 
     def connect(self) -> None:
         """Connect, trying each alternate of the URL once."""
-        self._connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+        # Kombu does not count the first try.
+        others = max(len(self._connection.alt) - 1, 0)
+        self._connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
         self._producer = Producer(self._connection.default_channel, auto_declare=False)
 
     def publish(
