@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -44,7 +45,13 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="celery_outbox heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
-        self._thread.start()
+        # The thread inherits the mask. A signal that the kernel gave to it would wait, unseen, until
+        # the main thread wakes up.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(

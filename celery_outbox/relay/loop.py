@@ -7,11 +7,10 @@ connected. What a pass could not do is left in the table, and said once in the l
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import Empty, SimpleQueue
 
 from kombu import Connection
 
@@ -24,6 +23,7 @@ from ..storage.store import Claim, Failure
 from .backoff import next_delay
 from .heartbeat import Heartbeat
 from .publishers import Outcome, Publisher, publisher_for
+from .wakeup import Wakeup
 
 __all__ = ["Relay", "RelayOptions"]
 
@@ -73,16 +73,17 @@ class Relay:
         self._is_stopped = False
         self._has_worked = False
         self._delivered = 0
-        # Unlike an Event it can be put into by a signal handler that interrupts its own waiter.
-        self._wakeups: SimpleQueue[None] = SimpleQueue()
+        self._wakeup: Wakeup | None = None
         self._heartbeat = Heartbeat(databases)
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
+        self._rests: dict[str, float] = {}
 
     def stop(self) -> None:
         """Ask the relay to finish the batch that it is in and end; safe in a signal handler."""
         self._is_stopped = True
-        self._wakeups.put(None)
+        if self._wakeup is not None:
+            self._wakeup.ring()
 
     def run(self) -> bool:
         """Work until stopped, or as ``once`` and ``stop_when_empty`` say.
@@ -95,22 +96,18 @@ class Relay:
             ", ".join(self._brokers),
         )
         try:
-            with self._heartbeat:
+            with self._heartbeat, Wakeup() as self._wakeup:
                 while not self._is_stopped:
                     settled, accepted = self._pass()
                     if self._options.once or (self._options.stop_when_empty and not settled):
                         return self._has_worked
                     if not accepted and not self._options.stop_when_empty:
-                        self._wait()
+                        self._wakeup.wait(self._options.sleep)
             return True
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
             logger.info("The relay ends; it has delivered %d message(s)", self._delivered)
-
-    def _wait(self) -> None:
-        with suppress(Empty):
-            self._wakeups.get(timeout=self._options.sleep.total_seconds())
 
     def _pass(self) -> tuple[int, int]:
         """Give each broker of each database one turn; how many were settled, and how many accepted.
@@ -119,6 +116,8 @@ class Relay:
         """
         settled = accepted = 0
         for database in self._databases:
+            if time.monotonic() < self._rests.get(database.name, 0):
+                continue
             left = self._options.batch
             for broker in self._brokers:
                 if self._is_stopped or left <= 0:
@@ -127,6 +126,8 @@ class Relay:
                     claimed, outcome = self._turn(database, broker, left)
                 except OutboxError as error:
                     self._trouble(f"database {database.name!r}", str(error))
+                    # However busy the others are: it is not asked all the time.
+                    self._rests[database.name] = time.monotonic() + self._options.sleep.total_seconds()
                     break
                 self._has_worked = True
                 self._well(f"database {database.name!r}")

@@ -132,14 +132,15 @@ class Database:
                 raise self.explain(error) from error
         raise AssertionError("unreachable")
 
-    def read(self, work: Callable[[Connection], T]) -> T:
+    def read(self, work: Callable[[Connection], T], *, any_server: bool = False) -> T:
         """Do ``work`` without writing: it takes no lock that a writer would wait for.
 
-        Raises like ``begin``.
+        Raises like ``begin``; with ``any_server``, servers that cannot do the work are read, too.
         """
         try:
             with self._engine().connect() as connection:
-                self._check_server(connection)
+                if not any_server:
+                    self._check_server(connection)
                 return work(connection)
         except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
@@ -152,6 +153,11 @@ class Database:
         # PostgreSQL quotes the statement below its message.
         text = str(error.orig).partition("\nLINE ")[0]
         said = f"{type(error).__name__}: {' '.join(text.split())}"
+        if self.dialect.is_transient(error):
+            return DatabaseError(
+                f"{where}: others were in the way for too long ({said}). Try again; `celery-outbox -A "
+                "your_app schema check` shows how long the oldest transaction has been open."
+            )
         return explained(self.dialect.trouble(error), where, said, self.tables.names)
 
     @property

@@ -7,17 +7,21 @@ table cannot answer, leaves the others their answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
 
-from ..errors import DatabaseError, OutboxError, SchemaError
+from ..errors import ConfigurationError, DatabaseError, OutboxError, SchemaError
 from .database import Database
 from .inspection import Inspection, inspect_tables
 from .schema import SCHEMA_VERSION
 
 __all__ = ["Examination", "examine"]
+
+T = TypeVar("T")
 
 #: Seconds; what a machine that keeps its time with NTP never reaches.
 _CLOCK_TOLERANCE = 5
@@ -49,7 +53,7 @@ def examine(database: Database, *, concurrency: int = 1) -> Examination:
     """
     found = Examination()
     try:
-        database.read(lambda connection: _server(database, connection, found))
+        _read(database, lambda connection: _server(database, connection, found))
     except OutboxError as error:
         found.faults.append(str(error))
         return found
@@ -59,10 +63,18 @@ def examine(database: Database, *, concurrency: int = 1) -> Examination:
     return found
 
 
+def _read(database: Database, work: Callable[[Connection], T]) -> T:
+    return database.read(work, any_server=True)
+
+
 def _server(database: Database, connection: Connection, found: Examination) -> None:
     dialect = database.dialect
     version = ".".join(map(str, dialect.server_version(connection)))
     found.facts.append(("server", f"{dialect.server_name(connection)} {version}"))
+    try:
+        dialect.check_server(connection)
+    except ConfigurationError as error:
+        found.faults.append(str(error))
     before = time.time()
     theirs = connection.execute(select(dialect.clock())).scalar_one()
     ahead = theirs.timestamp() - (before + time.time()) / 2
@@ -82,7 +94,7 @@ def _server(database: Database, connection: Connection, found: Examination) -> N
 def _tables(database: Database, found: Examination) -> None:
     name = database.tables.messages.fullname
     try:
-        there = database.read(lambda connection: inspect_tables(database, connection))
+        there = _read(database, lambda connection: inspect_tables(database, connection))
     except OutboxError as error:
         found.faults.append(str(error))
         return
@@ -132,8 +144,9 @@ def _count(database: Database) -> int:
 
 
 def _settings(database: Database, found: Examination) -> None:
-    missing = database.read(
-        lambda connection: database.dialect.missing_settings(connection, database.tables)
+    missing = _read(
+        database,
+        lambda connection: database.dialect.missing_settings(connection, database.tables),
     )
     if missing:
         found.remarks.append(
@@ -144,7 +157,7 @@ def _settings(database: Database, found: Examination) -> None:
 
 def _relays(database: Database, found: Examination) -> None:
     try:
-        relays = database.read(database.state.relays)
+        relays = _read(database, database.state.relays)
     except OutboxError as error:
         found.faults.append(str(error))
         return
@@ -170,7 +183,7 @@ def _pool(database: Database, concurrency: int, found: Examination) -> None:
 
 def _oldest_transaction(database: Database, found: Examination) -> None:
     try:
-        oldest = database.read(database.dialect.oldest_transaction)
+        oldest = _read(database, database.dialect.oldest_transaction)
     except (DatabaseError, SchemaError) as error:
         found.facts.append(("oldest transaction", f"this user may not look ({error})"))
         return

@@ -217,8 +217,7 @@ class MySQL(Dialect):
 
     def server_facts(self, connection: Connection) -> ServerFacts:
         """Isolation, binary log, time zone, and whether it can be written."""
-        found = _variables(connection)
-        faults = [STATEMENT_BINLOG] if _logs_statements(found) else []
+        found, faults = _variables(connection), []
         if found.get("read_only") in {"ON", "1"}:
             faults.append(
                 "expected a server that can be written, found read_only = ON. "
