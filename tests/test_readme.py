@@ -95,6 +95,10 @@ def test_the_readmes_functions_store_an_order_with_its_task(
     assert [*first, *last] == ids
 
 
+def test_the_readmes_application_has_at_most_thirty_lines(tmp_path: Path) -> None:
+    assert len(blocks(README, tmp_path)[0].splitlines()) <= 30
+
+
 @pytest.mark.parametrize("command", ["celery-outbox -A shop", "celery -A shop outbox"])
 def test_the_readmes_application_is_relayed_by_its_command(command: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(blocks(README, tmp_path)[0])
