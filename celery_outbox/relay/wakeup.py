@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import select
+import signal
 import socket
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -28,8 +30,12 @@ class Wakeup:
         self._rope.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
+        self._before: int | None = None
 
     def __enter__(self) -> Wakeup:
+        if threading.current_thread() is threading.main_thread():
+            # A signal may come just before the wait begins, or to another thread: it rings by itself.
+            self._before = signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(
@@ -38,6 +44,8 @@ class Wakeup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._before is not None:
+            signal.set_wakeup_fd(self._before)
         self._bell.close()
         self._rope.close()
 

@@ -16,8 +16,8 @@ from tests.relay.commands import ROOT, environment, outbox_command, running
 from tests.relay.conftest import OpenOutbox
 from tests.waiting import wait_until
 
-#: Ends an idle relay by a signal again and again, each time a little later in its loop. No sooner:
-#: CPython 3.11 and 3.12 may lose a signal that comes while a thread (that of the heartbeat) starts.
+#: Ends an idle relay by a signal again and again, each time at another place: also while its
+#: heartbeat begins, and just before it waits for an hour.
 SIGNALS = """
 import random
 import signal
@@ -26,22 +26,13 @@ from datetime import timedelta
 from celery_outbox.policy import RetryPolicy
 from celery_outbox.relay.loop import Relay, RelayOptions
 
-
-class Sleep(timedelta):
-    is_first = True
-
-    def total_seconds(self):
-        if self.is_first:
-            self.is_first = False
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, 0.0005))
-        return 0.00002
-
-
+sleep = timedelta(hours=1)
 for _ in range(2000):
     relay = Relay(
-        [], {}, RelayOptions(sleep=Sleep(), lease=timedelta(minutes=5), retry=RetryPolicy())
+        [], {}, RelayOptions(sleep=sleep, lease=timedelta(minutes=5), retry=RetryPolicy())
     )
     signal.signal(signal.SIGALRM, lambda *_: relay.stop())
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, 0.0015))
     relay.run()
 """
 
