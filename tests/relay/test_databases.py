@@ -1,13 +1,19 @@
 """Databases that go away under a relay, or have no connection to spare."""
 
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from celery import Celery
 
+from celery_outbox import Outbox
+from celery_outbox.storage.database import Database
+from celery_outbox.storage.install import install
 from tests.processes import HOST
 from tests.proxy import TcpProxy
-from tests.relay.apps import make_outbox, relay_all, relay_once, relaying, rows, send
+from tests.relay.apps import make_outbox, make_relay, relay_all, relay_once, relaying, rows, send
 from tests.relay.conftest import OpenOutbox
 from tests.relay.wire import task_ids
 from tests.waiting import wait_until
@@ -31,6 +37,7 @@ def test_a_running_relay_survives_an_outage_of_its_database(
     first = send(producer)
     with relaying(relays):
         wait_until(lambda: task_ids(redis_url) == [first], 20, "the first delivery")
+        wait_until(lambda: not rows(producer), 20, "its settlement")
         proxy.refuse()
         proxy.cut()
         second = send(producer)
@@ -78,3 +85,22 @@ def test_a_pool_without_a_free_connection_does_not_end_the_relay(
     assert task_ids(redis_url) == [stored]
     outbox.app.close()
     engine.dispose()
+
+
+def test_a_database_that_cannot_be_used_rests_while_the_others_are_busy(
+    sqlite_url: str, tmp_path: Path, redis_url: str
+) -> None:
+    good = sa.create_engine(sqlite_url)
+    bare = sa.create_engine(f"sqlite:///{tmp_path / 'bare.db'}")
+    install(Database("good", good, "celery_outbox"))
+    app = Celery("shop", broker=redis_url, set_as_current=False)
+    outbox = Outbox(app, databases={"bare": bare, "good": good})
+    stored = [send(outbox, outbox_database="good") for _ in range(5)]
+    tries: list[object] = []
+    sa.event.listen(bare, "begin", tries.append)
+    make_relay(outbox, batch=1, stop_when_empty=True, sleep=timedelta(hours=1)).run()
+    assert task_ids(redis_url) == stored
+    assert len(tries) == 1
+    app.close()
+    good.dispose()
+    bare.dispose()
