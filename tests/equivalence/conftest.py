@@ -76,7 +76,7 @@ def making_pairs(engine: sa.Engine) -> Iterator[MakePair]:
 
     def make(url: str, *, keeps_declared: bool = False, **config: Any) -> Pair:
         plain = Celery("shop", broker=url, set_as_current=False)
-        plain.task(add, name=TASK)
+        plain.task(add, name=TASK, shared=False)
         outbox = make_outbox(url, engine)
         pair = Pair(url=url, plain=plain, outbox=outbox, keeps_declared=keeps_declared)
         pair.configure(**config)

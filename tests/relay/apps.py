@@ -25,7 +25,7 @@ def make_outbox(
     """Make an app named ``main`` with the task ``add`` and an outbox on one installed database."""
     app = Celery(main, broker=broker, set_as_current=False)
     app.conf.update(config or {})
-    app.task(add, name="shop.add")
+    app.task(add, name="shop.add", shared=False)
     outbox = Outbox(app, databases={"default": source}, **settings)
     outbox.install()
     return outbox

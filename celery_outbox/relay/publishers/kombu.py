@@ -15,7 +15,7 @@ from kombu import Connection, Producer
 from ...message import ClaimedMessage, Envelope
 from .protocol import Outcome
 
-__all__ = ["KombuPublisher"]
+__all__ = ["KombuPublisher", "expiration_of", "text_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class KombuPublisher:
             try:
                 self._send(message, read_at)
             except Exception as error:  # noqa: BLE001 - one message's failure never holds the others
-                errors[message.id] = _text(error)
+                errors[message.id] = text_of(error)
                 self._recover(error)
             else:
                 accepted.add(message.id)
@@ -70,10 +70,14 @@ class KombuPublisher:
         except Exception:
             logger.debug("Closing a broker connection failed", exc_info=True)
 
+    @property
+    def _producer_of_now(self) -> Any:
+        assert self._producer is not None  # noqa: S101 - publish() has looked
+        return self._producer
+
     def _send(self, message: ClaimedMessage, read_at: float) -> None:
         envelope = Envelope.from_text(message.envelope)
-        assert self._producer is not None  # noqa: S101 - publish() has looked
-        self._producer.publish(
+        self._producer_of_now.publish(
             message.body,
             exchange=envelope.exchange,
             routing_key=envelope.routing_key,
@@ -81,7 +85,7 @@ class KombuPublisher:
             content_encoding=envelope.content_encoding,
             headers=dict(envelope.headers),
             declare=list(envelope.declare),
-            expiration=_expiration(message, read_at),
+            expiration=expiration_of(message, read_at),
             # The outbox is the retry; Kombu's would also write into the transport's options.
             retry=False,
             **{**envelope.properties, **self.publish_options},
@@ -122,7 +126,7 @@ class KombuPublisher:
         )
 
 
-def _expiration(message: ClaimedMessage, read_at: float) -> float | None:
+def expiration_of(message: ClaimedMessage, read_at: float) -> float | None:
     """Seconds left until the deadline; None without one, or when it has passed.
 
     An expired message is published all the same: the worker revokes it, as it always does.
@@ -133,5 +137,6 @@ def _expiration(message: ClaimedMessage, read_at: float) -> float | None:
     return left if left > 0 else None
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """What is stored of an error."""
     return f"{type(error).__name__}: {error}"

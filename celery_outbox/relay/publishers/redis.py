@@ -1,21 +1,255 @@
-"""Redis: with time limits, without which a server that never answers holds the relay for ever."""
+"""Redis: whole batches in pipelines, and each command's own answer read.
+
+Kombu itself writes and routes the first message of each destination. The others of the batch are put
+together from their stored parts, without decoding them, and take the same way: what Kombu would have
+written, but for the delivery tag, in a fraction of the time.
+"""
 
 from __future__ import annotations
 
-from kombu import Connection
+import base64
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
-from .kombu import KombuPublisher
+from kombu import Connection
+from kombu.utils.json import dumps
+from kombu.utils.uuid import uuid
+
+from ...message import ClaimedMessage, Envelope, EnvelopeParts
+from .kombu import KombuPublisher, expiration_of, text_of
+from .protocol import Outcome
 
 __all__ = ["RedisPublisher"]
 
+logger = logging.getLogger(__name__)
+
 #: How long to wait for a connection and for an answer, seconds.
 TIMEOUT_SECONDS = 10
+#: Bytes that one pipeline carries, unless a single message is larger.
+PIPELINE_BYTES = 8 * 1024 * 1024
+
+#: Properties that Celery writes of its own accord. Where there are others, Kombu writes the message.
+_USUAL = re.compile(r'\{"delivery_mode": [12], "correlation_id": "[^"\\]*", "reply_to": "[^"\\]*"\}')
+
+#: Answers that every command would get from this server now: none of them did anything.
+_UNUSABLE = frozenset(
+    {"ReadOnlyError", "BusyLoadingError", "MasterDownError", "ClusterDownError", "AuthenticationError"}
+)
+
+#: The name and the first argument of a Redis command that takes a message.
+_Target = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Pipeline:
+    """Messages on their way; all that go into one list are one command.
+
+    Attributes:
+        rows: whose messages they are.
+        size: bytes.
+        payloads: what each command carries, with the row that it belongs to.
+        others: commands that carry nothing, such as the expiry of a queue.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    size: int = 0
+    payloads: dict[_Target, list[tuple[int, str]]] = field(default_factory=dict)
+    others: dict[tuple[Any, ...], None] = field(default_factory=dict)
+
+    def add(self, row: int, targets: Sequence[_Target], text: str) -> None:
+        """Send ``text`` to each of the targets."""
+        self.rows.append(row)
+        self.size += len(text) * len(targets)
+        for target in targets:
+            self.payloads.setdefault(target, []).append((row, text))
+
+    def commands(self) -> list[tuple[list[int], tuple[Any, ...]]]:
+        """Each command, and the rows of which it answers."""
+        found: list[tuple[list[int], tuple[Any, ...]]] = []
+        for (name, key), carried in self.payloads.items():
+            if name == "lpush":
+                found.append(([row for row, _ in carried], (name, key, *(text for _, text in carried))))
+            else:
+                found += [([row], (name, key, text)) for row, text in carried]
+        return found + [([], command) for command in self.others]
+
+
+class _Collector:
+    """Stands where Kombu keeps a producer's batch: takes the commands that it would send."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[Any, ...]] = []
+
+    def publish(self, channel: Any, message: Any, **options: Any) -> None:
+        """Let the channel route a message."""
+        channel.basic_publish(message, _publish_batch=self, **options)
+
+    def add(self, *command: Any) -> None:
+        """Take a command."""
+        self.commands.append(command)
 
 
 class RedisPublisher(KombuPublisher):
-    """Publishes with a limit to each wait; a limit in the broker's own options stays."""
+    """Publishes in pipelines, with a limit to each wait; a limit in the broker's own options stays."""
 
     def __init__(self, connection: Connection) -> None:
         limits = {"socket_timeout": TIMEOUT_SECONDS, "socket_connect_timeout": TIMEOUT_SECONDS}
-        connection.transport_options = {**limits, **(connection.transport_options or {})}
+        # redis-py would send a pipeline again when it missed the answer.
+        connection.transport_options = {
+            **limits,
+            **(connection.transport_options or {}),
+            "retry_on_timeout": False,
+        }
         super().__init__(connection)
+
+    def publish(
+        self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
+    ) -> Outcome:
+        """Publish in as few round trips as the messages' size allows."""
+        errors: dict[int, str] = {}
+        unsent: set[int] = set()
+        ways: dict[str, Sequence[_Target]] = {}
+        pipeline = _Pipeline()
+        for index, message in enumerate(messages):
+            if not self.is_connected or time.monotonic() >= deadline:
+                unsent.update(each.id for each in messages[index:])
+                break
+            try:
+                self._add(pipeline, message, ways, read_at)
+            except Exception as error:  # noqa: BLE001 - one message's failure never holds the others
+                if type(error).__name__ in _UNUSABLE:
+                    self.close()
+                    unsent.add(message.id)
+                else:
+                    errors[message.id] = text_of(error)
+                    self._recover(error)
+            if pipeline.size >= PIPELINE_BYTES:
+                self._flush(pipeline, errors, unsent, deadline)
+                pipeline = _Pipeline()
+        self._flush(pipeline, errors, unsent, deadline)
+        return Outcome(
+            accepted={message.id for message in messages} - errors.keys() - unsent,
+            errors=errors,
+            unsent=unsent,
+            is_connection_lost=not self.is_connected,
+        )
+
+    def _add(
+        self,
+        pipeline: _Pipeline,
+        message: ClaimedMessage,
+        ways: dict[str, Sequence[_Target]],
+        read_at: float,
+    ) -> None:
+        parts = EnvelopeParts.of(message.envelope)
+        targets = ways.get(parts.destination)
+        if targets is not None and _USUAL.fullmatch(parts.properties):
+            pipeline.add(message.id, targets, _spliced(message, parts, read_at))
+            return
+        payloads: list[tuple[_Target, str]] = []
+        for name, key, *arguments in self._written_by_kombu(message, read_at):
+            if name in {"lpush", "publish"}:
+                payloads.append(((name, key), *arguments))
+            else:
+                pipeline.others[name, key, *arguments] = None
+        # One and the same text to all; Kombu makes it once for each.
+        pipeline.add(message.id, [target for target, _ in payloads], payloads[0][1])
+        if _USUAL.fullmatch(parts.properties) and self._producer_channel.body_encoding == "base64":
+            ways[parts.destination] = [target for target, _ in payloads]
+
+    def _written_by_kombu(self, message: ClaimedMessage, read_at: float) -> list[tuple[Any, ...]]:
+        """The commands that Kombu would send; declares anew where Redis has lost its bindings."""
+        for is_last in (False, True):
+            collector = _Collector()
+            batches = self._producer_of_now._batch_local
+            batches.current = collector
+            try:
+                self._send(message, read_at)
+            finally:
+                del batches.current
+            if collector.commands:
+                return collector.commands
+            if not is_last:
+                # Kombu remembers in both places what it need not declare again.
+                self._connection.declared_entities.clear()
+                self._producer_channel.state.clear()
+        raise ValueError(
+            "expected a queue bound to the message's exchange for its routing key, found none: Redis "
+            "would drop the message. Start a worker that consumes it, or declare the queue at dispatch."
+        )
+
+    def _flush(
+        self, pipeline: _Pipeline, errors: dict[int, str], unsent: set[int], deadline: float
+    ) -> None:
+        if not pipeline.rows:
+            return
+        if not self.is_connected or time.monotonic() >= deadline:
+            unsent.update(pipeline.rows)
+            return
+        commands = pipeline.commands()
+        is_begun = False
+        try:
+            with (
+                self._producer_channel.conn_or_acquire() as client,
+                client.pipeline(transaction=False) as sent,
+            ):
+                for _, (name, *arguments) in commands:
+                    sent.execute_command(name.upper(), *arguments)
+                # Before that, nothing has been sent for certain.
+                sent.connection = client.connection_pool.get_connection()
+                is_begun = True
+                answers = sent.execute(raise_on_error=False)
+        except Exception as error:  # noqa: BLE001 - whatever it was: the outbox is the retry
+            self.close()
+            if is_begun and type(error).__name__ not in _UNUSABLE:
+                text = f"{text_of(error)} (whether Redis has the message is not known)"
+                errors.update((row, text) for row in pipeline.rows)
+            else:
+                logger.debug("Redis cannot be reached: %s", text_of(error))
+                unsent.update(pipeline.rows)
+            return
+        for (rows, _), answer in zip(commands, answers, strict=True):
+            if not isinstance(answer, Exception):
+                continue
+            if type(answer).__name__ in _UNUSABLE:
+                self.close()
+                unsent.update(rows)
+            else:
+                errors.update((row, text_of(answer)) for row in rows)
+
+    @property
+    def _producer_channel(self) -> Any:
+        return self._producer_of_now.channel
+
+
+def _spliced(message: ClaimedMessage, parts: EnvelopeParts, read_at: float) -> str:
+    expiration = expiration_of(message, read_at)
+    ttl = "" if expiration is None else f', "expiration": "{int(expiration * 1000)}"'
+    before_headers, after_properties = _frame(parts.destination)
+    return (
+        f'{{"body": "{base64.b64encode(message.body).decode("ascii")}{before_headers}{parts.headers}, '
+        f'"properties": {parts.properties[:-1]}{ttl}{after_properties}{uuid()}"}}}}'
+    )
+
+
+@lru_cache(maxsize=1024)
+def _frame(destination: str) -> tuple[str, str]:
+    """What messages of one destination have in common on the wire."""
+    envelope = Envelope.from_text(destination)
+    info = {
+        "exchange": getattr(envelope.exchange, "name", envelope.exchange),
+        "routing_key": envelope.routing_key,
+    }
+    encoding, type_ = dumps(envelope.content_encoding), dumps(envelope.content_type)
+    return (
+        f'", "content-encoding": {encoding}, "content-type": {type_}, "headers": ',
+        (
+            f', "delivery_info": {dumps(info)}, "priority": 0, "body_encoding": "base64"'
+            ', "delivery_tag": "'
+        ),
+    )
