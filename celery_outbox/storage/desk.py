@@ -1,0 +1,249 @@
+"""Every statement by which people look at messages and act on them.
+
+No statement reads a message's body, its headers or a claim token. What changes a row names the
+states that the row may be in, so that a relay that was faster wins, and a row that a relay has
+reserved is never touched. No statement reads or locks more rows than one page: nobody has to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, case, delete, func, null, or_, select, update
+from sqlalchemy.engine import Connection
+
+from .dialects import Dialect
+from .schema import FAR_FUTURE, Tables
+
+__all__ = ["FINISHED_STATES", "STATES", "Desk", "Page", "StoredMessage"]
+
+#: The names of ``Tables.states``.
+STATES = ("ready", "delayed", "retrying", "reserved", "failed", "delivered")
+#: Those that nothing is delivered from any more.
+FINISHED_STATES = frozenset({"failed", "delivered"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A row as people may see it: neither what it carries nor who has reserved it.
+
+    Attributes:
+        id: of the row, not of the task.
+        state: one of ``STATES``.
+        base_delay: of its own retry policy; like the other two None where it has none.
+        next_attempt_at: None once it has failed or was delivered.
+        deliver_at: the intended time; None when no delay was asked for.
+        reserved_until: the end of the lease of the relay that has it.
+        finished_at: when it was given up, or delivered and kept.
+        read_at: the database's clock when the row was read.
+    """
+
+    id: int
+    task_id: str
+    task_name: str
+    broker: str
+    queue: str
+    state: str
+    attempts: int
+    max_attempts: int | None
+    base_delay: timedelta | None
+    max_delay: timedelta | None
+    next_attempt_at: datetime | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    reserved_until: datetime | None
+    finished_at: datetime | None
+    created_at: datetime
+    error: str | None
+    read_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Some rows on the way through a table.
+
+    Attributes:
+        ids: those of its rows that fit.
+        end: the id to go on after; None when there are no more rows.
+    """
+
+    ids: Sequence[int]
+    end: int | None
+
+
+class Desk:
+    """The message table of one database, as people work with it; it never commits."""
+
+    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+        self._tables = tables
+        self._dialect = dialect
+
+    def messages(
+        self, connection: Connection, *, limit: int, states: Sequence[str] = STATES
+    ) -> Sequence[StoredMessage]:
+        """Up to ``limit`` messages in these states, those whose time comes first in front."""
+        c = self._tables.messages.c
+        found: list[Any] = []
+        for broker in self.brokers(connection):
+            # One broker after the other: only so the claim's index serves the order.
+            some = self._select().where(c.broker == broker, self._is_in(states))
+            found += connection.execute(self._in_order(some, states).limit(limit))
+        found.sort(key=lambda row: (row.scheduled_at, row.id))
+        return [_stored(row) for row in found[:limit]]
+
+    def find(self, connection: Connection, task_ids: Sequence[str]) -> Sequence[StoredMessage]:
+        """Every message with one of these task ids, in the order of their rows."""
+        t = self._tables.messages
+        statement = self._select().where(t.c.task_id.in_(task_ids)).order_by(t.c.id)
+        return [_stored(row) for row in connection.execute(statement)]
+
+    def brokers(self, connection: Connection) -> Sequence[str]:
+        """The brokers that any row is for."""
+        # Each by the index, not by reading every row.
+        name = self._tables.messages.c.broker
+        found: list[str] = []
+        first = connection.execute(select(func.min(name))).scalar()
+        while first is not None:
+            found.append(first)
+            first = connection.execute(select(func.min(name)).where(name > first)).scalar()
+        return found
+
+    def attempted(self, connection: Connection, *, after: int, limit: int) -> Page:
+        """The next page of rows, and which of them ``revive`` would take."""
+        t = self._tables.messages
+        fits = case((self._is_attempted(), 1), else_=0).label("fits")
+        page = select(t.c.id, fits).where(t.c.id > after).order_by(t.c.id).limit(limit)
+        return _page(connection.execute(page).all(), limit)
+
+    def revive(self, connection: Connection, ids: Sequence[int]) -> int:
+        """Make attempted messages due now, or at their intended time if that is later; count them.
+
+        Neither reserved nor delivered ones are touched, nor those that no relay has tried yet. The
+        attempts stay, the error goes.
+        """
+        t, clock = self._tables.messages, self._dialect.clock()
+        intended = func.coalesce(t.c.deliver_at, clock)
+        values = {
+            "scheduled_at": self._dialect.later(intended, clock),
+            "finished_at": null(),
+            "error": null(),
+            "claim_token": null(),
+            "lease_until": null(),
+        }
+        rows = self._dialect.rows(self._tables, ids)
+        return connection.execute(update(t).where(rows, self._is_attempted()).values(values)).rowcount
+
+    def finished(
+        self,
+        connection: Connection,
+        broker: str,
+        state: str,
+        older_than: timedelta,
+        *,
+        after: int,
+        limit: int,
+    ) -> Page:
+        """The next page of a broker's failed and delivered messages; which of them ``prune`` takes."""
+        t = self._tables.messages
+        fits = case((self._is_old(state, older_than), 1), else_=0).label("fits")
+        some = select(t.c.id, fits).where(*self._is_out_of_the_way(broker), t.c.id > after)
+        page = self._dialect.in_due_order(some, self._tables).limit(limit)
+        return _page(connection.execute(page).all(), limit)
+
+    def prune(
+        self, connection: Connection, ids: Sequence[int], state: str, older_than: timedelta
+    ) -> int:
+        """Delete messages that have been in this state, failed or delivered, for longer; count them."""
+        rows = self._dialect.rows(self._tables, ids)
+        old = self._is_old(state, older_than)
+        return connection.execute(delete(self._tables.messages).where(rows, old)).rowcount
+
+    def _select(self) -> Select[Any]:
+        c, now = self._tables.messages.c, self._dialect.now()
+        states = self._tables.states(now)
+        state = case(*((where, name) for name, where in states.items()), else_="?")
+        return select(
+            *(c[name] for name in _COLUMNS),
+            state.label("state"),
+            now.label("read_at"),
+        )
+
+    def _is_in(self, states: Sequence[str]) -> ColumnElement[bool]:
+        known = self._tables.states(self._dialect.now())
+        return or_(*(known[state] for state in states))
+
+    def _in_order(self, statement: Select[Any], states: Sequence[str]) -> Select[Any]:
+        scheduled = self._tables.messages.c.scheduled_at
+        if set(states) <= FINISHED_STATES:
+            statement = statement.where(scheduled == FAR_FUTURE)
+        return self._dialect.in_due_order(statement, self._tables)
+
+    def _is_attempted(self) -> ColumnElement[bool]:
+        states = self._tables.states(self._dialect.now())
+        tried = self._tables.messages.c.attempts > 0
+        return or_(states["failed"], states["retrying"], and_(states["ready"], tried))
+
+    def _is_out_of_the_way(self, broker: str) -> Sequence[ColumnElement[bool]]:
+        c = self._tables.messages.c
+        return [c.broker == broker, c.scheduled_at == FAR_FUTURE]
+
+    def _is_old(self, state: str, older_than: timedelta) -> ColumnElement[bool]:
+        now = self._dialect.now()
+        before = self._dialect.shifted(now, self._dialect.seconds(-older_than))
+        return and_(self._tables.states(now)[state], self._tables.messages.c.finished_at < before)
+
+
+_COLUMNS = (
+    "id",
+    "task_id",
+    "task_name",
+    "broker",
+    "queue",
+    "attempts",
+    "max_attempts",
+    "base_delay",
+    "max_delay",
+    "scheduled_at",
+    "deliver_at",
+    "expires_at",
+    "lease_until",
+    "finished_at",
+    "created_at",
+    "error",
+)
+
+
+def _stored(row: Any) -> StoredMessage:
+    is_waiting = row.state not in FINISHED_STATES | {"reserved"}
+    return StoredMessage(
+        id=row.id,
+        task_id=row.task_id,
+        task_name=row.task_name,
+        broker=row.broker,
+        queue=row.queue,
+        state=row.state,
+        attempts=row.attempts,
+        max_attempts=row.max_attempts,
+        base_delay=_delay(row.base_delay),
+        max_delay=_delay(row.max_delay),
+        next_attempt_at=row.scheduled_at if is_waiting else None,
+        deliver_at=row.deliver_at,
+        expires_at=row.expires_at,
+        reserved_until=row.lease_until if row.state == "reserved" else None,
+        finished_at=row.finished_at,
+        created_at=row.created_at,
+        error=row.error,
+        read_at=row.read_at,
+    )
+
+
+def _delay(microseconds: int | None) -> timedelta | None:
+    return None if microseconds is None else timedelta(microseconds=microseconds)
+
+
+def _page(rows: Sequence[Any], limit: int) -> Page:
+    ids = [row.id for row in rows if row.fits]
+    return Page(ids=ids, end=rows[-1].id if len(rows) == limit else None)
