@@ -24,6 +24,7 @@ class TcpProxy:
         self._upstream = (host, port)
         self._changed = threading.Condition()
         self._is_stalled = False
+        self._holds_replies = False
         self._drops_replies = False
         self._links: set[_Link] = set()
         self._listener: socket.socket | None = None
@@ -41,15 +42,20 @@ class TcpProxy:
         with self._changed:
             self._is_stalled = True
 
+    def hold_replies(self) -> None:
+        """Forward what the client sends, but what the server answers not until `resume`."""
+        with self._changed:
+            self._holds_replies = True
+
     def swallow_replies(self) -> None:
         """Forward what the client sends and drop what the server answers."""
         with self._changed:
             self._drops_replies = True
 
     def resume(self) -> None:
-        """Forward in both directions again, first what a stall held back."""
+        """Forward in both directions again, first what was held back."""
         with self._changed:
-            self._is_stalled = self._drops_replies = False
+            self._is_stalled = self._holds_replies = self._drops_replies = False
             self._changed.notify_all()
 
     def cut(self) -> None:
@@ -106,8 +112,11 @@ class TcpProxy:
     def may_pass(self, link: "_Link", *, is_reply: bool) -> bool:
         """Wait while stalled; tell whether bytes of this direction go on."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_stalled or link.is_closed)
+            self._changed.wait_for(lambda: link.is_closed or not self._holds(is_reply=is_reply))
             return not link.is_closed and not (is_reply and self._drops_replies)
+
+    def _holds(self, *, is_reply: bool) -> bool:
+        return self._is_stalled or (is_reply and self._holds_replies)
 
     def forget(self, link: "_Link") -> None:
         """Drop a link that has ended."""
