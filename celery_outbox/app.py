@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,8 @@ from .capture.batch import Batch, batching, current_batch
 from .capture.canvas import open_canvases
 from .capture.choice import Choice, Level, choose, choosing, of_canvas, under
 from .capture.eager import (
+    Deferred,
+    DeferredResult,
     EagerCall,
     EagerSink,
     EagerTask,
@@ -203,9 +205,10 @@ class Outbox:
         self, batch: Batch, send_task: Callable[..., Any], name: str, options: dict[str, Any]
     ) -> Any:
         """Build a direct dispatch now, so that its errors show, and send it after the batch."""
-        producer = HeldProducer()
-        result = send_task(view_of(self.app, producer), name, **options)
-        batch.send_later(lambda: producer.release(self.app, None if result.ignored else result.id))
+        held, connection = HeldProducer(), options.get("connection")
+        result = send_task(view_of(self.app, held), name, **options)
+        task_id = None if result.ignored else result.id
+        batch.send_later(lambda: held.release(self.app, task_id, connection))
         return result
 
     def apply_eagerly(
@@ -224,7 +227,18 @@ class Outbox:
         call = EagerCall.of(apply, task, options)
         broker = choice.broker or self.settings.name
         described = EagerTask.of(self.app, task.name, broker, call.options)
-        return call.run_in(place, described, self.eager_sink)
+        result = DeferredResult(described.id, task.name)
+        Deferred(result=result, apply=call.run).run_in(place, [described], self.eager_sink)
+        return result
+
+    def described(
+        self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
+    ) -> list[EagerTask]:
+        """What would be stored of ``signatures``; what canvases ask in eager mode."""
+        return [
+            EagerTask.of_signature(self.app, signature, choice.broker or self.settings.name)
+            for signature, choice in self._stored(signatures, is_republished=is_republished)
+        ]
 
     def place_of(
         self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
@@ -234,14 +248,9 @@ class Outbox:
         Raises OptionError when they name different databases.
         """
         places: dict[str, Place] = {}
-        for signature, canvas in signatures:
-            levels = [signature.options, canvas]
-            if not is_republished:
-                levels += doors.task_levels(self.app, signature.task, {"kwargs": signature.kwargs})
-            choice = self._choose(levels, is_republished=is_republished)
-            if choice is not None:
-                place = self._place(choice, is_republished=is_republished)
-                places[place.database.name] = place
+        for _, choice in self._stored(signatures, is_republished=is_republished):
+            place = self._place(choice, is_republished=is_republished)
+            places[place.database.name] = place
         if len(places) > 1:
             raise OptionError(
                 "expected the stored members of a chord (of any canvas in eager mode) to go to one "
@@ -249,6 +258,18 @@ class Outbox:
                 "canvas instead."
             )
         return next(iter(places.values()), None)
+
+    def _stored(
+        self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
+    ) -> Iterator[tuple[Any, Choice]]:
+        """Those of ``signatures`` that are stored, and what they ask for."""
+        for signature, canvas in signatures:
+            levels = [signature.options, canvas]
+            if not is_republished:
+                levels += doors.task_levels(self.app, signature.task, {"kwargs": signature.kwargs})
+            choice = self._choose(levels, is_republished=is_republished)
+            if choice is not None:
+                yield signature, choice
 
     @cached_property
     def _transactions(self) -> Transactions:

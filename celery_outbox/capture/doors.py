@@ -19,6 +19,7 @@ from celery.app.task import Task
 
 from ..errors import NoOutboxError
 from .choice import OPTIONS, Level, choosing, of_canvas, of_task, take
+from .eager import EagerSink, EagerTask
 from .place import Place
 from .registry import of_name
 from .results import Later
@@ -41,6 +42,8 @@ class Outlet(Protocol):
 
     ``levels`` is what the call, the canvas around it and the task say, in that order.
     """
+
+    eager_sink: EagerSink
 
     def send(
         self,
@@ -66,6 +69,11 @@ class Outlet(Protocol):
         self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
     ) -> Place | None:
         """Where the stored ones of ``signatures`` go; None when none is stored."""
+
+    def described(
+        self, signatures: Iterable[tuple[Any, Level]], *, is_republished: bool
+    ) -> Sequence[EagerTask]:
+        """What would be stored of ``signatures`` in eager mode."""
 
 
 def attach(app: Celery, outlet: Outlet) -> None:
@@ -96,8 +104,8 @@ def open_doors(app: Celery | None = None) -> None:
     wrap(Task, "AsyncResult", _async_result)
 
 
-def wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
-    """Wrap a method on Celery's class, once, however many wrappers others have put around it."""
+def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Any]) -> None:
+    """Wrap a method or function of Celery's, once, however many wrappers others put around it."""
     function = getattr(owner, name)
     inner = function
     while inner is not None:

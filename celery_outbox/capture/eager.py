@@ -108,6 +108,14 @@ class EagerTask:
     next: Mapping[str, Any]
 
     @classmethod
+    def of_signature(cls, app: Celery, signature: Any, broker: str) -> EagerTask:
+        """Build it of a signature that has its id."""
+        task = app._tasks.get(signature.task)
+        options = {**signature.options, "args": signature.args, "kwargs": signature.kwargs}
+        own = {} if task is None else task._get_exec_options()
+        return cls.of(app, signature.task, broker, {**own, **options})
+
+    @classmethod
     def of(cls, app: Celery, name: str, broker: str, options: Mapping[str, Any]) -> EagerTask:
         """Build it of the options, arguments among them; raises what a stored dispatch would."""
         given = dict(options)
@@ -145,6 +153,19 @@ class Deferred:
     def run(self) -> None:
         """Run it now; again does nothing."""
         self.result.run(self.apply)
+
+    def run_in(self, place: Place, tasks: Sequence[EagerTask], sink: EagerSink) -> None:
+        """Run it when the transaction has committed, or at once; tell ``sink`` now."""
+
+        def dispatch() -> None:
+            sink(place, tasks, self)
+            place.call_after_commit(self.result.name, self.run)
+
+        batch = current_batch()
+        if batch is None:
+            dispatch()
+        else:
+            batch.send_later(dispatch)
 
 
 #: Hears of what is deferred: where it would have been stored, and its tasks.
@@ -184,21 +205,6 @@ class EagerCall:
         """Run the task, as ``apply_async`` does."""
         with denied_join_result():
             return self.task.apply(**self.options)
-
-    def run_in(self, place: Place, task: EagerTask, sink: EagerSink) -> DeferredResult:
-        """Run it when the transaction has committed, or at once; tell ``sink`` now."""
-        deferred = Deferred(result=DeferredResult(task.id, task.name), apply=self.run)
-
-        def dispatch() -> None:
-            sink(place, [task], deferred)
-            place.call_after_commit(task.name, deferred.run)
-
-        batch = current_batch()
-        if batch is None:
-            dispatch()
-        else:
-            batch.send_later(dispatch)
-        return deferred.result
 
 
 def apply_last(apply_async: Callable[..., Any], task: Any, options: Mapping[str, Any]) -> Any:

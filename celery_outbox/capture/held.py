@@ -47,9 +47,10 @@ class HeldProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         }
         self._held.append((body, details))
 
-    def release(self, app: Celery, task_id: str | None) -> None:
-        """Send what was kept, over a producer of the app's; a task_id whose result is wanted."""
-        with app.producer_or_acquire() as producer:
+    def release(self, app: Celery, task_id: str | None, connection: Any = None) -> None:
+        """Send what was kept, by ``connection`` or one of the app's; a ``task_id`` is waited for."""
+        own = connection and app.amqp.Producer(connection, auto_declare=False)
+        with app.producer_or_acquire(own) as producer:
             if task_id is not None:
                 app.backend.on_task_call(producer, task_id)
             for body, details in self._held:

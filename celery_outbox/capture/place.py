@@ -79,7 +79,10 @@ class OpenPlace:
 
     def call_before_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` before COMMIT, before messages are written; its error fails the commit."""
-        tracker.call(self.record, (self.database, self.engine), task_name, before=action)
+        if self.record.is_written_on(self.database):
+            action()  # a listener of the commit itself dispatches: there is no later moment
+        else:
+            tracker.call(self.record, (self.database, self.engine), task_name, before=action)
 
     def call_after_commit(self, task_name: str, action: Callable[[], None]) -> None:
         """Call ``action`` after the root commit of the transaction; never after a rollback."""

@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from numbers import Number
 from typing import Any
 
 from celery import Celery
-from celery.utils.time import maybe_make_aware
 from kombu import Exchange, Producer, Queue
 from kombu.common import Broadcast
+from kombu.entity import DELIVERY_MODES
 
 from ..errors import OptionError
 from ..message import Envelope, OutboxMessage
 from ..policy import RetryPolicy
 from ..storage.schema import MAX_TASK_ID, storable
 from ..transports import Transport
+from .times import read_eta
 
 __all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
 
@@ -95,6 +97,10 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         )
         for name in _NOT_STORED:
             properties.pop(name, None)
+        if isinstance(mode := properties.get("delivery_mode"), str):
+            properties["delivery_mode"] = DELIVERY_MODES[mode]
+        if expiration is not None and not isinstance(expiration, Number):
+            raise OptionError(f"expiration: expected a number of seconds, got {expiration!r}.")
         if isinstance(properties.get("reply_to"), Queue):
             properties["reply_to"] = properties["reply_to"].name
         self._refuse_destination(exchange, routing_key)
@@ -155,11 +161,10 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         A relative delay stays one, for it does not depend on this machine's clock.
         """
         countdown = self._request.countdown
-        if header is None:
+        if not header:
             return (0.0, None) if countdown is not None else (None, None)
-        eta = datetime.fromisoformat(header) if isinstance(header, str) else header
-        eta = maybe_make_aware(eta, self._app.timezone)
-        if countdown:
+        eta = read_eta(header, self._app.timezone)
+        if countdown and eta is not None:
             asked = self._app.now() + timedelta(seconds=countdown)
             if abs((asked - eta).total_seconds()) < 1:
                 return countdown, None
@@ -182,8 +187,11 @@ NO_CONNECTION = NoConnection()
 
 def _declared(declare: Any) -> list[Any]:
     entities = list(declare or ())
-    if any(isinstance(entity, Broadcast) for entity in entities):
-        raise OptionError(_BROADCAST)
+    for entity in entities:
+        if isinstance(entity, Broadcast):
+            raise OptionError(_BROADCAST)
+        if not isinstance(entity, Queue | Exchange):
+            raise OptionError(f"declare: expected queues and exchanges of Kombu's, got {entity!r}.")
     return entities
 
 

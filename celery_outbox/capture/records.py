@@ -19,7 +19,14 @@ from ..message import OutboxMessage
 from ..storage.database import Database
 from .owner import Mark
 
-__all__ = ["ConnectionRecord", "Record", "SessionRecord", "Waiting", "bound_connection"]
+__all__ = [
+    "ConnectionRecord",
+    "Record",
+    "SessionRecord",
+    "Waiting",
+    "bound_connection",
+    "next_savepoint",
+]
 
 
 #: Names of the states of a SessionTransaction in which no SQL is possible any more.
@@ -89,6 +96,10 @@ class Record(ABC):
     @abstractmethod
     def writes_now_on(self, database: Database) -> Connection | None:
         """The Connection on which to insert at once; None when messages are to wait."""
+
+    @abstractmethod
+    def is_written_on(self, database: Database) -> bool:
+        """Whether what waited has been written: what is dispatched now is written at once."""
 
     @abstractmethod
     def is_past_on(self, database: Database) -> bool:
@@ -175,6 +186,10 @@ class ConnectionRecord(Record):
             return None
         return connection
 
+    def is_written_on(self, database: Database) -> bool:
+        """Whether its ``commit`` event has come."""
+        return self.is_written
+
     def is_past_on(self, database: Database) -> bool:
         """Whether it has been prepared or committed."""
         return self.is_prepared or (self.is_written and not self.is_open)
@@ -244,6 +259,11 @@ class SessionRecord(Record):
         # The Session may be about to make its savepoint on that Connection: let it.
         return session.connection(bind_arguments={"bind": bound})
 
+    def is_written_on(self, database: Database) -> bool:
+        """Whether the ``commit`` event of its Connection has come."""
+        taken = self.on(database)
+        return taken is not None and taken.is_written
+
     def is_past_on(self, database: Database) -> bool:
         """Whether its Connection has been prepared or committed, while another has not yet."""
         taken = self.on(database)
@@ -261,6 +281,11 @@ class SessionRecord(Record):
 def bound_connection(session: Session) -> Connection | None:
     """The Connection that a Session is bound to, None when it is bound to an engine or to nothing."""
     return session.bind if isinstance(session.bind, Connection) else None
+
+
+def next_savepoint(connection: Connection) -> str:
+    """The name that SQLAlchemy is about to give a savepoint; its event comes before that."""
+    return f"sa_savepoint_{getattr(connection, '_Connection__savepoint_seq', 0) + 1}"
 
 
 def _state_of(transaction: Any) -> str:

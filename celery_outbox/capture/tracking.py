@@ -28,7 +28,14 @@ from ..storage.database import Database, is_own
 from ..storage.dialects import before_savepoint
 from .commit_hook import call_after_commit
 from .owner import Mark, here, nowhere
-from .records import ConnectionRecord, Record, SessionRecord, Waiting, bound_connection
+from .records import (
+    ConnectionRecord,
+    Record,
+    SessionRecord,
+    Waiting,
+    bound_connection,
+    next_savepoint,
+)
 from .writing import write
 
 __all__ = ["Tracker", "tracker"]
@@ -280,7 +287,7 @@ class Tracker:
         before_savepoint(connection)
         record = self._connection(connection)
         if record is not None:
-            record.savepoints.append((name or _next_name(connection), next(self._numbers)))
+            record.savepoints.append((name or next_savepoint(connection), next(self._numbers)))
 
     def _savepoint_rolled_back(self, connection: Connection, name: str, context: object) -> None:
         record = self._connection(connection)
@@ -393,11 +400,6 @@ class Tracker:
             for connection in record.connections:
                 if record in connection.sessions:
                     connection.sessions.remove(record)
-
-
-def _next_name(connection: Connection) -> str:
-    """The name that SQLAlchemy is about to give a savepoint; its event comes before that."""
-    return f"sa_savepoint_{getattr(connection, '_Connection__savepoint_seq', 0) + 1}"
 
 
 #: SQLAlchemy's Session and Engine classes are one for the whole process, and so are their events.

@@ -49,14 +49,15 @@ def refuse_unusable(database: Database, engine: Engine, connection: Connection |
 def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
     """Insert messages of one database, on a connection that can write and roll back.
 
-    Raises SchemaError when its table is missing. Every other error of the database is the caller's to
-    see as it is: retrying after a deadlock rests on its class.
+    Raises SchemaError when its table is missing or not as expected, DatabaseError when it may not be
+    written. Every other error is the caller's to see as it is: retrying after a deadlock rests on its
+    class.
     """
     try:
         database.store.add(connection, messages)
     except DBAPIError as error:
         error.hide_parameters = True  # they are a payload
-        if database.dialect.is_missing_table(error):
+        if database.dialect.trouble(error) is not None:
             raise database.explain(error) from error
         raise
     outbox_stored.send(sender=database.name, task_ids=[message.task_id for message in messages])

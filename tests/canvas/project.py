@@ -28,6 +28,7 @@ def make_app(broker: str, backend: str) -> Celery:
     app.task(family, name="project.family", bind=True, shared=False)
     app.task(about, name="project.about", bind=True, shared=False)
     app.task(record, name="project.record", bind=True, shared=False)
+    app.task(grow, name="project.grow", bind=True, shared=False)
     return app
 
 
@@ -68,6 +69,15 @@ def record(task: Task, value: Any, what: str) -> Any:
     with engine_of(task.app).begin() as connection:
         connection.execute(sa.text("INSERT INTO runs VALUES (:what)"), {"what": what})
     return value
+
+
+def grow(task: Task, end: str) -> int:
+    """Add a task to the chord that this one is a member of, in a transaction of the worker's."""
+    with Session(engine_of(task.app)) as session:
+        session.begin()
+        task.add_to_chord(task.app.tasks["stall.add"].s(5, 5))
+        session.commit() if end == "commit" else session.rollback()
+    return 1
 
 
 def about(task: Task) -> dict[str, Any]:

@@ -191,7 +191,6 @@ def test_a_direct_member_equals_what_plain_celery_sends(mixed_stall: Stall) -> N
     )
 
 
-@pytest.mark.xfail(reason="what is held goes by the app's own connection", strict=True)
 def test_a_direct_member_goes_by_the_connection_that_it_names(
     mixed_stall: Stall, redis_url: str
 ) -> None:

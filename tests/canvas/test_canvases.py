@@ -219,7 +219,6 @@ UNROLLED: dict[str, Make] = {
 }
 
 
-@pytest.mark.xfail(reason="Celery unrolls a group of one and forgets its options", strict=True)
 @pytest.mark.parametrize("name", UNROLLED)
 def test_a_group_of_one_keeps_its_choice(name: str, stall: Stall) -> None:
     with stall.transaction():
@@ -228,7 +227,6 @@ def test_a_group_of_one_keeps_its_choice(name: str, stall: Stall) -> None:
     assert "via_outbox" not in stall.stored()[0].text
 
 
-@pytest.mark.xfail(reason="Celery unrolls a group of one and forgets its options", strict=True)
 def test_a_later_group_of_one_keeps_its_choice(stall: Stall) -> None:
     member = stall.echo.s()
     canvas = chain(stall.add.s(1, 1), group([member]).set(via_outbox=True), stall.echo.s())

@@ -74,7 +74,6 @@ def test_a_listener_of_the_session_may_dispatch_a_chord(
     assert (stall.names, prepared(stall.app)) == (["add", "add"], 1)
 
 
-@pytest.mark.xfail(reason="what is to be called before COMMIT comes too late", strict=True)
 def test_a_listener_of_the_engines_commit_may_dispatch_a_chord(
     stall: Stall, dispatch_once: Callable[..., None]
 ) -> None:

@@ -236,6 +236,29 @@ def test_a_task_stored_by_a_task_knows_its_parent_and_root(yard: Yard) -> None:
     assert (after["parent_id"], after["root_id"]) == (parent, parent)
 
 
+def test_a_task_added_to_a_stored_chord_is_stored_and_waited_for(yard: Yard) -> None:
+    if not yard.app.backend.supports_native_join:
+        pytest.skip("of Celery's backends only Redis lets chords grow")
+    grow = yard.task("project.grow")
+    with yard.transaction():
+        results = [
+            chord([grow.s(end), yard.add.s(2, 2)], yard.total.s()).apply_async(via_outbox=True)
+            for end in ("commit", "rollback")
+        ]
+    yard.relay()
+    assert results[1].get(timeout=30, interval=0.05) == 5
+    wait_until(lambda: yard.waiting == ["stall.add"], 30, "the task that was added")
+    yard.relay()
+    assert results[0].get(timeout=30, interval=0.05) == 15
+
+
+def test_a_task_added_to_a_direct_chord_is_sent_directly(yard: Yard) -> None:
+    if not yard.app.backend.supports_native_join:
+        pytest.skip("of Celery's backends only Redis lets chords grow")
+    result = chord([yard.task("project.grow").s("commit")], yard.total.s()).apply_async()
+    assert (result.get(timeout=30, interval=0.05), yard.waiting) == (11, [])
+
+
 @pytest.fixture(scope="module")
 def rpc_yard(rabbitmq: RabbitServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     """A worker that sends results back over RabbitMQ."""

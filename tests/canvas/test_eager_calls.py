@@ -45,7 +45,6 @@ def test_what_the_caller_changes_before_the_commit_changes_nothing(
     assert ran == [([1], ["a"]), ([2], None)]
 
 
-@pytest.mark.xfail(reason="a canvas is cloned, and clones share their arguments", strict=True)
 @pytest.mark.parametrize("kind", ["chain", "chord"])
 def test_what_the_caller_changes_of_a_canvas_changes_nothing(
     kind: str, eager_stall: Stall, ran: list[Any]
@@ -86,7 +85,6 @@ def test_members_of_a_bulk_that_fails_never_run(eager_stall: Stall, ran: list[An
     assert [value for value, _ in ran] == [3]
 
 
-@pytest.mark.xfail(reason="members of an eager group wait for nobody yet", strict=True)
 def test_members_of_a_group_that_fails_never_run(eager_stall: Stall, ran: list[Any]) -> None:
     note = eager_stall.app.tasks["stall.note"]
     with eager_stall.transaction(), pytest.raises(EncodeError):

@@ -10,8 +10,6 @@ from celery import Task, chord
 
 from tests.canvas.stall import OpenStall, SoldOutError, Stall, memory_config, running
 
-not_yet = pytest.mark.xfail(reason="add_to_chord is Celery's own", strict=True)
-
 
 @pytest.fixture
 def stall(open_stall: OpenStall, redis_url: str) -> Stall:
@@ -56,7 +54,6 @@ def test_a_chord_leaves_nothing_for_ever_and_after_a_rollback_nothing(stall: Sta
     assert all(0 < seconds <= 86400 for seconds in lifetimes(stall))
 
 
-@not_yet
 def test_what_is_added_to_a_stored_chord_is_stored_and_counted_with_the_commit(stall: Stall) -> None:
     with member_of_a_chord(stall, via_outbox=True) as task, stall.transaction():
         task.add_to_chord(stall.add.s(5, 5))
@@ -67,7 +64,6 @@ def test_what_is_added_to_a_stored_chord_is_stored_and_counted_with_the_commit(s
     assert "via_outbox" not in message.text
 
 
-@not_yet
 def test_what_is_added_and_rolled_back_is_not_waited_for(stall: Stall) -> None:
     with (
         member_of_a_chord(stall, via_outbox=True) as task,
@@ -79,7 +75,6 @@ def test_what_is_added_and_rolled_back_is_not_waited_for(stall: Stall) -> None:
     assert (added(stall), stall.names, stall.sent) == (0, [], [])
 
 
-@not_yet
 def test_what_is_added_later_follows_the_chord_too(stall: Stall) -> None:
     with member_of_a_chord(stall, via_outbox=True) as task:
         later = task.add_to_chord(stall.add.s(5, 5), lazy=True)

@@ -88,7 +88,6 @@ def test_a_door_refuses_the_same_in_eager_mode(name: str, stall: Stall) -> None:
     refuse_everything(stall, DOORS[name], set(REFUSED))
 
 
-@pytest.mark.xfail(reason="members of an eager group wait for nobody yet", strict=True)
 def test_a_group_of_a_bad_member_runs_none_in_eager_mode(stall: Stall) -> None:
     stall.app.conf.task_always_eager = True
     refuse_everything(stall, DOORS["member"], set(REFUSED))
@@ -100,7 +99,6 @@ def test_a_chain_and_a_chord_refuse_the_same(name: str, stall: Stall) -> None:
     refuse_everything(stall, CHAINED[name], REFUSED.keys() - left_out)
 
 
-@pytest.mark.xfail(reason="Celery takes the connection of a chord away", strict=True)
 def test_a_connection_for_a_chord_is_refused(stall: Stall) -> None:
     refuse_everything(stall, CHAINED["chord"], {"connection"})
 
@@ -112,7 +110,6 @@ def test_a_chain_and_a_chord_refuse_a_choice_in_eager_mode(name: str, stall: Sta
     refuse_everything(stall, CHAINED[name], REFUSED.keys() - broker)
 
 
-@pytest.mark.xfail(reason="eager chains and chords are not looked at by anybody yet", strict=True)
 @pytest.mark.parametrize("name", CHAINED)
 def test_a_chain_and_a_chord_refuse_a_destination_in_eager_mode(name: str, stall: Stall) -> None:
     stall.app.conf.task_always_eager = True
@@ -151,7 +148,6 @@ def test_a_queue_that_no_broker_takes_is_refused(stall: Stall) -> None:
     assert stall.names == []
 
 
-@pytest.mark.xfail(reason="found by whoever reads it first", strict=True)
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -97,7 +97,6 @@ def test_headers_of_other_types_equal(broker: str, request: pytest.FixtureReques
     pair.apply(1, 2, headers={"at": datetime(2030, 1, 2, tzinfo=UTC)})
 
 
-@pytest.mark.xfail(reason="the parser is not that of Celery's workers", strict=True)
 @pytest.mark.parametrize("eta", ["", "2001", "2001-02", "2001-02-03T24:00"])
 def test_an_eta_in_any_form_that_workers_read_equals(eta: str, redis_pair: Pair) -> None:
     redis_pair.apply(1, 2, eta=eta)

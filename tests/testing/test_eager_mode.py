@@ -138,7 +138,6 @@ CANVASES: dict[str, tuple[Callable[[Any], Any], list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.xfail(reason="canvases do not tell yet", strict=True)
 @pytest.mark.parametrize("name", CANVASES)
 def test_a_canvas_is_recorded_by_what_it_sends(
     name: str, shop: Shop, outbox: OutboxRecorder, session: Session
