@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, _state, chain, chord, group, shared_task, signature
 from celery.beat import ScheduleEntry, Scheduler
-from celery.canvas import xstarmap
+from celery.canvas import StampingVisitor, xstarmap
 from celery.schedules import schedule
 
 from celery_outbox import Outbox
@@ -238,6 +238,25 @@ def test_a_choice_set_on_a_link_stays_on_that_link_alone(stall: Stall) -> None:
     assert link["options"] == {"via_outbox": True}
     assert first.text.count("via_outbox") == 1
     assert "via_outbox" not in second.text
+
+
+class Tenant(StampingVisitor):  # type: ignore[misc]  # Celery has no types
+    """Stamps every signature with a tenant."""
+
+    def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
+        return {"tenant": "ada", "stamped_headers": ["tenant"]}
+
+
+def test_what_a_stamping_visitor_adds_is_stored(stall: Stall) -> None:
+    canvas = group(stall.add.s(1, 2), chain(stall.add.s(3, 4), stall.add.s(5)))
+    canvas.stamp(visitor=Tenant())
+    with stall.transaction():
+        canvas.apply_async(via_outbox=True)
+    first, beginning = stall.stored()
+    assert first.headers["stamps"] == beginning.headers["stamps"] == {"tenant": "ada"}
+    assert first.headers["stamped_headers"] == ["tenant"]
+    (later,) = beginning.embedded["chain"]
+    assert later["options"]["tenant"] == "ada"
 
 
 def test_stamps_are_stored(stall: Stall) -> None:
