@@ -111,23 +111,23 @@ def test_nobody_gets_a_message_before_the_lease_of_a_killed_relay_has_ended(stag
 
 
 @pytest.mark.parametrize(
-    ("database_url", "broker_url", "sent"),
+    ("database_url", "broker_url"),
     [
-        ("sqlite", "redis", 4),
-        ("postgresql", "redis", 4),
-        ("mariadb", "redis", 4),
-        ("postgresql", "rabbitmq", 1),  # where each message waits for the answer to the one before
+        ("sqlite", "redis"),
+        ("postgresql", "redis"),
+        ("mariadb", "redis"),
+        ("postgresql", "rabbitmq"),
     ],
-    indirect=["database_url", "broker_url"],
+    indirect=True,
 )
 def test_a_relay_stalled_beyond_its_lease_changes_nothing_of_what_the_next_owner_did(
-    stage: Stage, sent: int
+    stage: Stage,
 ) -> None:
     arrived = [each["headers"]["id"] for each in taken(stage.broker_url)]
 
     def have_arrived() -> bool:
         arrived.extend(each["headers"]["id"] for each in taken(stage.broker_url))
-        return len(arrived) > sent
+        return len(arrived) > 4
 
     stage.proxy.hold_replies()
     stored = send_together(stage.outbox, 4)
@@ -141,7 +141,7 @@ def test_a_relay_stalled_beyond_its_lease_changes_nothing_of_what_the_next_owner
     stage.relay.wait_for("The lease of a batch ended before it was settled: 4 of 4 messages")
     assert rows(stage.outbox) == before
     have_arrived()
-    assert arrived == [stage.first, *stored[:sent]]
+    assert arrived == [stage.first, *stored]
 
 
 def send_together(outbox: Outbox, count: int) -> list[str]:

@@ -1,28 +1,264 @@
-"""RabbitMQ: with publisher confirms, without which it reports success for what it drops."""
+"""RabbitMQ: whole batches sent, and then every message's own confirmation awaited.
+
+Without confirms RabbitMQ reports success for what it drops. What no queue takes comes back, because it
+is sent as mandatory. When the broker closes the channel it does not say for which message: those in
+doubt are then sent one by one, so that only the refused one stays.
+"""
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from kombu import Connection
+from kombu import Connection, Producer
 
-from .kombu import KombuPublisher
+from ...message import ClaimedMessage, Envelope, EnvelopeParts
+from .kombu import KombuPublisher, text_of
+from .protocol import Outcome
 
 __all__ = ["AMQPPublisher"]
 
-#: How long to wait for the broker's confirmation of one message, seconds.
+#: How long to wait for the broker to take a message off the wire or to confirm what it has, seconds.
 CONFIRM_SECONDS = 30
 
 
 class AMQPPublisher(KombuPublisher):
-    """Publishes with confirms, and learns of messages that no queue takes."""
+    """Publishes batches with confirms, and learns of messages that no queue takes."""
 
     publish_options: dict[str, Any] = {  # noqa: RUF012 - never changed
         "mandatory": True,
         "timeout": CONFIRM_SECONDS,
-        "confirm_timeout": CONFIRM_SECONDS,
     }
 
     def __init__(self, connection: Connection) -> None:
-        connection.transport_options = {**connection.transport_options, "confirm_publish": True}
+        # py-amqp's own way of confirming waits for each message.
+        connection.transport_options = {**connection.transport_options, "confirm_publish": False}
         super().__init__(connection)
+        self._flight = _Flight()
+        self._declared: set[str] = set()
+
+    def publish(
+        self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
+    ) -> Outcome:
+        """Publish all, and wait for all confirmations."""
+        answer = _Answer()
+        pending = self._declarable(messages, answer)
+        is_alone, has_declared_again = False, False
+        while pending:
+            if not self.is_connected or time.monotonic() >= deadline:
+                answer.unsent.update(each.id for each in pending)
+                break
+            group, pending = (pending[:1], pending[1:]) if is_alone else (pending, [])
+            in_doubt, reason = self._publish(group, answer, deadline, read_at)
+            if is_alone:
+                answer.errors.update((each.id, reason) for each in in_doubt)
+            elif in_doubt:
+                is_alone, pending = True, in_doubt
+            returned = [each for each in group if each.id in answer.returned]
+            if returned and self.is_connected and not has_declared_again:
+                # A queue was deleted under us: what came back is certainly nowhere.
+                has_declared_again = True
+                self._forget_declared()
+                for each in returned:
+                    del answer.returned[each.id]
+                pending = [*self._declarable(returned, answer), *pending]
+        answer.errors.update(answer.returned)
+        return Outcome(
+            accepted=answer.accepted,
+            errors=answer.errors,
+            unsent=answer.unsent,
+            is_connection_lost=not self.is_connected,
+        )
+
+    def _open(self, channel: Any) -> Producer:
+        """Begin to count what is published on a new channel, as the broker does."""
+        self._flight = flight = _Flight()
+        channel.events["basic_ack"].add(flight.acknowledge)
+        channel.events["basic_nack"].add(flight.refuse)
+        channel.events["basic_return"].add(flight.take_back)
+        channel.confirm_select()
+        self._forget_declared()
+        return super()._open(channel)
+
+    def _forget_declared(self) -> None:
+        self._declared.clear()
+        self._connection.declared_entities.clear()
+
+    def _declarable(self, messages: Sequence[ClaimedMessage], answer: _Answer) -> list[ClaimedMessage]:
+        """Declare what the messages need, while none is on its way; return those that can be sent."""
+        refused: dict[str, str] = {}
+        sendable: list[ClaimedMessage] = []
+        for message in messages:
+            try:
+                destination = EnvelopeParts.of(message.envelope).destination
+                if destination not in refused and self.is_connected:
+                    self._declare(destination)
+            except Exception as error:  # noqa: BLE001 - one destination never holds the others
+                self._recover(error)
+                if not self.is_connected:
+                    sendable.append(message)
+                    continue
+                answer.errors[message.id] = text_of(error)
+                if not isinstance(error, ValueError | TypeError | KeyError):
+                    refused[destination] = text_of(error)
+                continue
+            if destination in refused:
+                answer.errors[message.id] = refused[destination]
+            else:
+                sendable.append(message)
+        return sendable
+
+    def _declare(self, destination: str) -> None:
+        if destination in self._declared:
+            return
+        envelope = Envelope.from_text(destination)
+        for entity in envelope.declare:
+            self._producer_of_now.maybe_declare(entity)
+        if exchange := getattr(envelope.exchange, "name", envelope.exchange):
+            # For one that is missing the broker closes the channel: better before a batch is sent.
+            self._producer_of_now.channel.exchange_declare(exchange, "direct", passive=True)
+        self._declared.add(destination)
+
+    def _publish(
+        self,
+        group: Sequence[ClaimedMessage],
+        answer: _Answer,
+        deadline: float,
+        read_at: float,
+    ) -> tuple[list[ClaimedMessage], str]:
+        """Send a group and wait; return what may be sent again, and why its fate is not known."""
+        flight = self._flight
+        sent = 0
+        try:
+            for sent, message in enumerate(group):
+                if time.monotonic() >= deadline:
+                    answer.unsent.update(each.id for each in group[sent:])
+                    break
+                flight.depart(message)
+                try:
+                    self._send(message, read_at)
+                except self._errors_of_the_wire:
+                    raise
+                except Exception as error:  # noqa: BLE001 - it could not be written; nothing was
+                    flight.turn_back()
+                    answer.errors[message.id] = text_of(error)
+            self._await(flight)
+        except self._connection.channel_errors as error:
+            flight.land(answer)
+            self._recover(error)
+            known = answer.known
+            return [each for each in group if each.id not in known], text_of(error)
+        except Exception as error:  # noqa: BLE001 - of the connection, or what nobody expected
+            flight.land(answer)
+            self.close()
+            reason = f"{text_of(error)} (whether the broker has the message is not known)"
+            answer.errors.update((row, reason) for row in flight.rows)
+            known = answer.known
+            answer.unsent.update(each.id for each in group if each.id not in known)
+            return [], reason
+        flight.land(answer)
+        return [], ""
+
+    @property
+    def _errors_of_the_wire(self) -> tuple[type[BaseException], ...]:
+        errors: tuple[type[BaseException], ...] = (
+            *self._connection.connection_errors,
+            *self._connection.channel_errors,
+        )
+        return errors
+
+    def _await(self, flight: _Flight) -> None:
+        """Read until everything is confirmed. Raises TimeoutError when that takes too long."""
+        limit = time.monotonic() + CONFIRM_SECONDS
+        while flight.rows:
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"no confirmation within {CONFIRM_SECONDS} seconds; the broker may be blocked by "
+                    "its alarm for memory or disk space"
+                )
+            try:
+                self._connection.drain_events(timeout=left)
+            except socket.timeout:  # noqa: UP041 - the loop decides
+                continue
+
+
+class _Answer:
+    """What is known of each row so far."""
+
+    def __init__(self) -> None:
+        self.accepted: set[int] = set()
+        self.errors: dict[int, str] = {}
+        self.returned: dict[int, str] = {}
+        self.unsent: set[int] = set()
+
+    @property
+    def known(self) -> set[int]:
+        """The rows of which something is known."""
+        return {*self.accepted, *self.errors, *self.returned, *self.unsent}
+
+
+class _Flight:
+    """What was published on one channel and is not confirmed yet.
+
+    The broker numbers the messages of a channel from 1 on, and confirms them in any order.
+    """
+
+    def __init__(self) -> None:
+        self._last_tag = 0
+        self._messages: dict[int, ClaimedMessage] = {}
+        self._accepted: set[int] = set()
+        self._refused: dict[int, str] = {}
+        self._returned: dict[int, str] = {}
+
+    @property
+    def rows(self) -> list[int]:
+        """Whose messages are on their way."""
+        return [message.id for message in self._messages.values()]
+
+    def depart(self, message: ClaimedMessage) -> None:
+        """A message goes on its way; its confirmation may come while it is being sent."""
+        self._last_tag += 1
+        self._messages[self._last_tag] = message
+
+    def turn_back(self) -> None:
+        """The last one never left."""
+        del self._messages[self._last_tag]
+        self._last_tag -= 1
+
+    def acknowledge(self, tag: int, multiple: bool) -> None:
+        """The broker has taken one message, or all up to one."""
+        self._accepted.update(self._landed(tag, multiple=multiple))
+
+    def refuse(self, tag: int, multiple: bool) -> None:
+        """The broker could not take them."""
+        for row in self._landed(tag, multiple=multiple):
+            self._refused[row] = "the broker refused the message (basic.nack)"
+
+    def take_back(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        """No queue took a message; its confirmation follows. Of messages that look alike, the first."""
+        mark = (exchange, routing_key, message.properties.get("correlation_id"))
+        for each in self._messages.values():
+            if each.id not in self._returned and _mark_of(each) == mark:
+                self._returned[each.id] = text_of(error)
+                return
+
+    def land(self, answer: _Answer) -> None:
+        """Tell what is known by now."""
+        answer.returned.update(self._returned)
+        answer.accepted.update(self._accepted - self._returned.keys())
+        answer.errors.update(self._refused)
+        self._accepted, self._refused, self._returned = set(), {}, {}
+
+    def _landed(self, tag: int, *, multiple: bool) -> list[int]:
+        tags = [each for each in self._messages if each <= tag] if multiple else [tag]
+        return [self._messages.pop(each).id for each in tags if each in self._messages]
+
+
+def _mark_of(message: ClaimedMessage) -> tuple[Any, ...]:
+    """What a message that comes back still tells of itself."""
+    envelope = Envelope.from_text(message.envelope)
+    exchange = getattr(envelope.exchange, "name", envelope.exchange)
+    return (exchange, envelope.routing_key, envelope.properties.get("correlation_id"))

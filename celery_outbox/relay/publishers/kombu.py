@@ -40,7 +40,11 @@ class KombuPublisher:
         # Kombu does not count the first try.
         others = max(len(self._connection.alt) - 1, 0)
         self._connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-        self._producer = Producer(self._connection.default_channel, auto_declare=False)
+        self._producer = self._open(self._connection.default_channel)
+
+    def _open(self, channel: Any) -> Producer:
+        """A producer on a channel that nothing has used yet."""
+        return Producer(channel, auto_declare=False)
 
     def publish(
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
@@ -106,7 +110,7 @@ class KombuPublisher:
                 producer.channel.close()
             # What was declared may be gone, which may be why it failed.
             self._connection.declared_entities.clear()
-            self._producer = Producer(self._connection.channel(), auto_declare=False)
+            self._producer = self._open(self._connection.channel())
         except Exception:  # noqa: BLE001 - whatever it was, the next connect() will tell
             self.close()
 
