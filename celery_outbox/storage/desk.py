@@ -133,8 +133,8 @@ class Desk:
             "claim_token": null(),
             "lease_until": null(),
         }
-        rows = self._dialect.rows(self._tables, ids)
-        return connection.execute(update(t).where(rows, self._is_attempted()).values(values)).rowcount
+        attempted = update(t).where(self._is_attempted()).values(values)
+        return connection.execute(self._dialect.only(attempted, self._tables, ids)).rowcount
 
     def finished(
         self,
@@ -157,9 +157,8 @@ class Desk:
         self, connection: Connection, ids: Sequence[int], state: str, older_than: timedelta
     ) -> int:
         """Delete messages that have been in this state, failed or delivered, for longer; count them."""
-        rows = self._dialect.rows(self._tables, ids)
-        old = self._is_old(state, older_than)
-        return connection.execute(delete(self._tables.messages).where(rows, old)).rowcount
+        old = delete(self._tables.messages).where(self._is_old(state, older_than))
+        return connection.execute(self._dialect.only(old, self._tables, ids)).rowcount
 
     def _select(self) -> Select[Any]:
         c, now = self._tables.messages.c, self._dialect.now()

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -30,6 +30,7 @@ from sqlalchemy.engine import Connection
 from ..message import ClaimedMessage, OutboxMessage
 from ..policy import RetryPolicy
 from .dialects import Dialect
+from .dialects.default import D
 from .insert import InsertMessages
 from .schema import FAR_FUTURE, Tables, storable
 
@@ -46,12 +47,14 @@ class Claim:
     Attributes:
         token: random; every later write names it.
         messages: in the order in which they fell due.
+        latest: when the last of them fell due; None when there is none.
         expires: ``time.monotonic()`` value after which nothing of the batch may be published.
         read_at: ``time.monotonic()`` value from which the messages' relative times count.
     """
 
     token: str
     messages: Sequence[ClaimedMessage]
+    latest: datetime | None
     expires: float
     read_at: float
 
@@ -76,14 +79,25 @@ class OutboxStore:
         """Write messages, all in the transaction that ``connection`` is in."""
         self._insert(connection, messages)
 
-    def claim(self, connection: Connection, *, broker: str, limit: int, lease: timedelta) -> Claim:
-        """Reserve up to ``limit`` ready messages of ``broker`` for ``lease``."""
+    def claim(
+        self,
+        connection: Connection,
+        *,
+        broker: str,
+        limit: int,
+        lease: timedelta,
+        since: datetime | None = None,
+    ) -> Claim:
+        """Reserve up to ``limit`` ready messages of ``broker`` for ``lease``.
+
+        With ``since``, only those that fell due then or later: what was due before is not even read.
+        """
         token = secrets.token_hex(16)
         started = time.monotonic()
         rows = self.dialect.claim(
             connection,
             self.tables,
-            broker=broker,
+            ready=self._ready(broker, since),
             values=self.dialect.claim_values(self.tables, token, lease),
             limit=limit,
             columns=self._claimed_columns(),
@@ -93,6 +107,7 @@ class OutboxStore:
         return Claim(
             token=token,
             messages=[_claimed(row) for row in rows],
+            latest=rows[-1].scheduled_at if rows else None,
             # Counted from before the statement: never later than what the database holds.
             expires=started + lease.total_seconds(),
             read_at=started,
@@ -101,9 +116,7 @@ class OutboxStore:
     def accept(self, connection: Connection, token: str, ids: Sequence[int], *, keep: bool) -> int:
         """Delete delivered messages, or keep them as delivered; return how many were still ours."""
         if not keep:
-            return connection.execute(
-                delete(self.tables.messages).where(*self._ours(token, ids))
-            ).rowcount
+            return connection.execute(self._ours(delete(self.tables.messages), token, ids)).rowcount
         return self._update(
             connection,
             token,
@@ -163,12 +176,16 @@ class OutboxStore:
         row = connection.execute(select(*columns)).one()
         return {state: int(getattr(row, state)) for state in states}
 
-    def is_empty(self, connection: Connection, broker: str) -> bool:
-        """Whether no message of ``broker`` is ready."""
-        t = self.tables.messages
-        ready = select(t.c.id).where(t.c.broker == broker, self.tables.is_ready(self.dialect.now()))
+    def is_empty(self, connection: Connection, broker: str, since: datetime | None = None) -> bool:
+        """Whether no message of ``broker`` is ready, of those that fell due at ``since`` or later."""
+        ready = select(self.tables.messages.c.id).where(*self._ready(broker, since))
         first = self.dialect.in_due_order(ready, self.tables).limit(1)
         return connection.execute(first).first() is None
+
+    def _ready(self, broker: str, since: datetime | None) -> Sequence[ColumnElement[bool]]:
+        c = self.tables.messages.c
+        ready = [c.broker == broker, self.tables.is_ready(self.dialect.now())]
+        return ready if since is None else [*ready, c.scheduled_at >= since]
 
     def _claimed_columns(self) -> Sequence[ColumnElement[Any]]:
         c = self.tables.messages.c
@@ -189,11 +206,9 @@ class OutboxStore:
             self.dialect.seconds_until(c.expires_at).label("expires_in"),
         ]
 
-    def _ours(self, token: str, ids: Sequence[int]) -> Sequence[ColumnElement[bool]]:
-        return [
-            self.dialect.rows(self.tables, ids),
-            self.tables.messages.c.claim_token == token,
-        ]
+    def _ours(self, statement: D, token: str, ids: Sequence[int]) -> D:
+        mine = statement.where(self.tables.messages.c.claim_token == token)
+        return self.dialect.only(mine, self.tables, ids)
 
     def _one_less(self) -> ColumnElement[int]:
         attempts = self.tables.messages.c.attempts
@@ -202,9 +217,8 @@ class OutboxStore:
     def _update(
         self, connection: Connection, token: str, ids: Sequence[int], values: dict[str, Any]
     ) -> int:
-        return connection.execute(
-            update(self.tables.messages).where(*self._ours(token, ids)).values(_FREE | values)
-        ).rowcount
+        freed = update(self.tables.messages).values(_FREE | values)
+        return connection.execute(self._ours(freed, token, ids)).rowcount
 
     def _update_each(
         self,

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import ColumnElement, Float, Index, Row, Select, bindparam, case, func
+from sqlalchemy import ColumnElement, Delete, Float, Index, Row, Select, Update, bindparam, case, func
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -22,6 +22,9 @@ from ..schema import Tables
 from ..troubles import Trouble
 
 __all__ = ["Dialect", "OldestTransaction", "ServerFacts", "default_isolation_level"]
+
+#: A statement that changes rows.
+D = TypeVar("D", Update, Delete)
 
 #: Counting stops here instead of overflowing a 64-bit column, which would block every claim.
 MAX_ATTEMPTS = 2**62
@@ -102,12 +105,12 @@ class Dialect(ABC):
         connection: Connection,
         tables: Tables,
         *,
-        broker: str,
+        ready: Sequence[ColumnElement[bool]],
         values: dict[str, Any],
         limit: int,
         columns: Sequence[ColumnElement[Any]],
     ) -> Sequence[Row[Any]]:
-        """Write ``values`` into up to ``limit`` ready rows of ``broker`` and return ``columns``.
+        """Write ``values`` into up to ``limit`` of the rows that are ``ready`` and return ``columns``.
 
         The rows are those that have been due longest. No row is waited for: what another relay is
         claiming is passed over.
@@ -134,9 +137,9 @@ class Dialect(ABC):
         """A duration as a parameter of a statement."""
         return bindparam(None, duration.total_seconds(), type_=Float(53))
 
-    def rows(self, tables: Tables, ids: Sequence[int]) -> ColumnElement[bool]:
-        """Restrict a statement to rows by primary key."""
-        return tables.messages.c.id.in_(ids)
+    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
+        """Restrict an UPDATE or DELETE to rows by primary key, so that it locks no others."""
+        return statement.where(tables.messages.c.id.in_(ids))
 
     def own_engine_options(self) -> dict[str, Any]:
         """Arguments of ``create_engine`` for engines that the outbox opens itself."""
@@ -187,10 +190,6 @@ class Dialect(ABC):
     def trouble(self, error: DBAPIError) -> Trouble | None:
         """What ``error`` means for an operator; None: no more than its text says."""
         return self.troubles.get(self.code(error))
-
-    def is_missing_table(self, error: DBAPIError) -> bool:
-        """Whether ``error`` means that a table does not exist."""
-        return self.trouble(error) in {Trouble.MISSING_TABLE, Trouble.MISSING_SCHEMA}
 
     def server_name(self, connection: Connection) -> str:
         """What the server calls itself: one of ``oldest_versions``."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     ColumnElement,
+    Delete,
     Float,
     Index,
     Numeric,
@@ -29,13 +30,14 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
+from sqlalchemy.dialects.mysql import dialect as mysql_dialect
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ...errors import ConfigurationError, DatabaseError
 from ..schema import Tables, UTCDateTime
 from ..troubles import STATEMENT_BINLOG, Trouble
-from .default import Dialect, OldestTransaction, ServerFacts
+from .default import D, Dialect, OldestTransaction, ServerFacts
 
 __all__ = ["MySQL"]
 
@@ -89,7 +91,7 @@ class MySQL(Dialect):
         connection: Connection,
         tables: Tables,
         *,
-        broker: str,
+        ready: Sequence[ColumnElement[bool]],
         values: dict[str, Any],
         limit: int,
         columns: Sequence[ColumnElement[Any]],
@@ -102,7 +104,7 @@ class MySQL(Dialect):
             for column in columns
         ]
         for _ in range(_PAGES):
-            candidates = self._candidates(connection, tables, broker, limit, after)
+            candidates = self._candidates(connection, tables, ready, limit, after)
             rest = candidates
             # Only as many at once as are wanted: those that have been due longest.
             while rest and (wanted := limit - len(taken)) > 0:
@@ -112,7 +114,7 @@ class MySQL(Dialect):
                 break
             after = candidates[-1]
         if taken:
-            connection.execute(update(t).where(t.c.id.in_([row.id for row in taken])).values(values))
+            connection.execute(self.only(update(t).values(values), tables, [row.id for row in taken]))
         return taken
 
     def in_due_order(self, statement: Select[Any], tables: Tables) -> Select[Any]:
@@ -120,17 +122,29 @@ class MySQL(Dialect):
         hint = f"FORCE INDEX FOR ORDER BY (`{tables.names.claim_index}`)"
         return super().in_due_order(statement, tables).with_hint(tables.messages, hint)
 
+    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
+        """Restrict to rows by primary key, and have them found by it.
+
+        Where many of a table's rows are named, the plan is else to read all of them: that would wait
+        for every INSERT that the application has not committed yet, and for other relays.
+        """
+        t = tables.messages
+        if isinstance(statement, Delete):
+            # Only a DELETE in the form for several tables takes a hint: DELETE t FROM t FORCE INDEX ...
+            statement = statement.prefix_with(_quoted(tables))
+        return statement.with_hint("FORCE INDEX (PRIMARY)", t).where(t.c.id.in_(ids))
+
     def _candidates(
         self,
         connection: Connection,
         tables: Tables,
-        broker: str,
+        ready: Sequence[ColumnElement[bool]],
         limit: int,
         after: Row[Any] | None,
     ) -> Sequence[Row[Any]]:
-        t, now = tables.messages, self.now()
-        ready = select(t.c.id, t.c.scheduled_at).where(t.c.broker == broker, tables.is_ready(now))
-        statement = self.in_due_order(ready, tables).limit(limit + _SPARE_CANDIDATES)
+        t = tables.messages
+        some = select(t.c.id, t.c.scheduled_at).where(*ready)
+        statement = self.in_due_order(some, tables).limit(limit + _SPARE_CANDIDATES)
         if after is not None:
             statement = statement.where(
                 or_(
@@ -292,6 +306,8 @@ class MySQL(Dialect):
         connection.exec_driver_sql(f"ALTER TABLE {table} ALTER INDEX {name} {switch}")
 
 
+_PREPARER = mysql_dialect().identifier_preparer
+
 _OLDEST = """
 SELECT max(timestampdiff(SECOND, trx_started, convert_tz(now(), @@time_zone, 'SYSTEM')))
   FROM information_schema.innodb_trx
@@ -307,6 +323,10 @@ _COLLATIONS = """
 SELECT column_name AS name, collation_name AS collation FROM information_schema.columns
  WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
 """
+
+
+def _quoted(tables: Tables) -> str:
+    return _PREPARER.format_table(tables.messages)
 
 
 def _variables(connection: Connection) -> Mapping[str, str]:

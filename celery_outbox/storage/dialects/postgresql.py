@@ -34,7 +34,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..schema import POSTGRESQL_PARAMETERS, UNCOMPRESSED, Tables, UTCDateTime
 from ..troubles import Trouble
-from .default import Dialect, OldestTransaction, ServerFacts, option
+from .default import D, Dialect, OldestTransaction, ServerFacts, option
 
 __all__ = ["PostgreSQL"]
 
@@ -85,7 +85,7 @@ class PostgreSQL(Dialect):
         connection: Connection,
         tables: Tables,
         *,
-        broker: str,
+        ready: Sequence[ColumnElement[bool]],
         values: dict[str, Any],
         limit: int,
         columns: Sequence[ColumnElement[Any]],
@@ -95,10 +95,13 @@ class PostgreSQL(Dialect):
         The rows are picked in a materialized CTE: the planner may run a subquery again for each row,
         and would then update more rows than its LIMIT says.
         """
+        # Before a table was analyzed, the planner takes the ready rows for few, and would rather read
+        # and sort all of them than follow the index to the first ones.
+        connection.exec_driver_sql("SET LOCAL enable_sort = off")
         t = tables.messages
         picked = (
             select(t.c.id)
-            .where(t.c.broker == broker, tables.is_ready(self.now()))
+            .where(*ready)
             .order_by(t.c.scheduled_at, t.c.id)
             .limit(limit)
             .with_for_update(skip_locked=True)
@@ -109,9 +112,10 @@ class PostgreSQL(Dialect):
             update(t).where(t.c.id == picked.c.id).values(values).returning(*columns)
         ).all()
 
-    def rows(self, tables: Tables, ids: Sequence[int]) -> ColumnElement[bool]:
-        """Restrict by primary key, with one parameter however many ids there are."""
-        return tables.messages.c.id == any_(bindparam(None, list(ids), type_=ARRAY(BigInteger)))
+    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
+        """Restrict to rows by primary key, with one parameter however many ids there are."""
+        chosen = any_(bindparam(None, list(ids), type_=ARRAY(BigInteger)))
+        return statement.where(tables.messages.c.id == chosen)
 
     def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether it was opened with ``postgresql_readonly``."""

@@ -64,21 +64,16 @@ class SQLite(Dialect):
         connection: Connection,
         tables: Tables,
         *,
-        broker: str,
+        ready: Sequence[ColumnElement[bool]],
         values: dict[str, Any],
         limit: int,
         columns: Sequence[ColumnElement[Any]],
     ) -> Sequence[Row[Any]]:
         """Claim in one statement; the transaction holds the only write lock."""
         t = tables.messages
-        ready = (
-            select(t.c.id)
-            .where(t.c.broker == broker, tables.is_ready(self.now()))
-            .order_by(t.c.scheduled_at, t.c.id)
-            .limit(limit)
-        )
+        picked = select(t.c.id).where(*ready).order_by(t.c.scheduled_at, t.c.id).limit(limit)
         return connection.execute(
-            update(t).where(t.c.id.in_(ready)).values(values).returning(*columns)
+            update(t).where(t.c.id.in_(picked)).values(values).returning(*columns)
         ).all()
 
     def own_engine_options(self) -> dict[str, Any]:
