@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 from kombu import Connection
 
@@ -22,6 +24,7 @@ from ..storage.database import Database
 from ..storage.store import Claim, Failure
 from .backoff import next_delay
 from .heartbeat import Heartbeat
+from .horizon import Horizon
 from .publishers import Outcome, Publisher, publisher_for
 from .wakeup import Wakeup
 
@@ -78,6 +81,7 @@ class Relay:
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
         self._rests: dict[str, float] = {}
+        self._horizons: defaultdict[tuple[str, str], Horizon] = defaultdict(Horizon)
 
     def stop(self) -> None:
         """Ask the relay to finish the batch that it is in and end; safe in a signal handler."""
@@ -102,12 +106,17 @@ class Relay:
                     if self._options.once or (self._options.stop_when_empty and not settled):
                         return self._has_worked
                     if not accepted and not self._options.stop_when_empty:
-                        self._wakeup.wait(self._options.sleep)
+                        self._wakeup.wait(self._rest())
             return True
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
             logger.info("The relay ends; it has delivered %d message(s)", self._delivered)
+
+    def _rest(self) -> timedelta:
+        """How long to wait: less than ``sleep`` where not everything has been looked at."""
+        owed = [each.owed for each in self._horizons.values()]
+        return min([self._options.sleep, *(each for each in owed if each is not None)])
 
     def _pass(self) -> tuple[int, int]:
         """Give each broker of each database one turn; how many were settled, and how many accepted.
@@ -128,6 +137,7 @@ class Relay:
                     self._trouble(f"database {database.name!r}", str(error))
                     # However busy the others are: it is not asked all the time.
                     self._rests[database.name] = time.monotonic() + self._options.sleep.total_seconds()
+                    self._forget_horizons(database)
                     break
                 self._has_worked = True
                 self._well(f"database {database.name!r}")
@@ -136,19 +146,29 @@ class Relay:
                 left -= len(claimed) if self._options.once else 0
         return settled, accepted
 
+    def _forget_horizons(self, database: Database) -> None:
+        for broker in self._brokers:
+            self._horizons.pop((database.name, broker), None)
+
     def _turn(
         self, database: Database, broker: str, limit: int
     ) -> tuple[Sequence[ClaimedMessage], Outcome]:
         """Deliver one batch; what was claimed, and what became of it."""
         self._heartbeat.begin(database)
-        publisher = self._connected(database, broker)
+        horizon = self._horizons[database.name, broker]
+        since = horizon.since
+        is_empty = self._is_empty(database, broker, since)
+        if is_empty and since is not None and self._options.stop_when_empty:
+            since = None  # what is overlooked now would stay
+            is_empty = self._is_empty(database, broker, since)
+        publisher = None if is_empty else self._connected(broker)
         if publisher is None:
             return (), Outcome()
-        claim = database.run(
-            lambda connection: database.store.claim(
-                connection, broker=broker, limit=limit, lease=self._options.lease
-            )
+        claiming = partial(
+            database.store.claim, broker=broker, limit=limit, lease=self._options.lease, since=since
         )
+        claim = horizon.take(since, partial(database.run, claiming))
+        horizon.claimed(claim.latest)
         if not claim.messages:
             return (), Outcome()
         outcome = self._publish(publisher, claim)
@@ -161,14 +181,17 @@ class Relay:
         self._delivered += len(outcome.accepted)
         return claim.messages, outcome
 
-    def _connected(self, database: Database, broker: str) -> Publisher | None:
-        """The connected publisher of ``broker``; None when there is nothing to send, or no way to."""
+    def _is_empty(self, database: Database, broker: str, since: datetime | None) -> bool:
+        """Look without writing, as an idle relay does."""
+        looking = partial(database.store.is_empty, broker=broker, since=since)
+        horizon = self._horizons[database.name, broker]
+        return horizon.is_empty(since, partial(database.read, looking))
+
+    def _connected(self, broker: str) -> Publisher | None:
+        """The connected publisher of ``broker``; None when it cannot be reached."""
         publisher = self._publishers.get(broker)
         if publisher is None:
             publisher = self._publishers[broker] = publisher_for(self._brokers[broker]())
-        # An idle relay only reads.
-        if database.read(lambda connection: database.store.is_empty(connection, broker)):
-            return None
         if publisher.is_connected:
             return publisher
         try:
