@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import growing, storing
+from tests.benchmarks import growing, pinned, storing
 from tests.benchmarks.measuring import Report, Scale
 from tests.benchmarks.stage import Stage
 
@@ -22,4 +22,5 @@ BENCHMARKS = {
     "postgresql": Benchmark(run=growing.grow_postgresql, needs=("postgresql",)),
     "mariadb": Benchmark(run=growing.grow_mariadb, needs=("mariadb",)),
     "sqlite": Benchmark(run=growing.grow_sqlite),
+    "pinned": Benchmark(run=pinned.pin_postgresql, needs=("postgresql",)),
 }

@@ -48,6 +48,7 @@ class Scale:
         group: tasks of the group.
         few: rows that wait in the small table of each database.
         waiting: rows that wait in PostgreSQL's large table; the other databases get a tenth.
+        passing: messages that pass through a table while an old transaction is open.
     """
 
     rounds: int = 9
@@ -55,6 +56,7 @@ class Scale:
     group: int = 1000
     few: int = 1000
     waiting: int = 1_000_000
+    passing: int = 30_000
 
     def shorter(self, times: int) -> "Scale":
         """The same with fewer turns a round."""
@@ -62,7 +64,7 @@ class Scale:
 
 
 FULL = Scale()
-TINY = Scale(rounds=1, turns=1, group=20, few=200, waiting=4000)
+TINY = Scale(rounds=1, turns=1, group=20, few=200, waiting=4000, passing=1000)
 
 
 def rounds(turn: Callable[[Stopwatch], None], scale: Scale) -> list[Round]:
