@@ -10,10 +10,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import sqlalchemy as sa
 from celery import _state as celery_state
 
 from tests import servers
@@ -66,6 +68,15 @@ def rabbitmq(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[se
         yield it
 
 
+@pytest.fixture(scope="session")
+def pgbouncer(
+    server_directory: Path, postgresql: servers.DatabaseServer, pytestconfig: pytest.Config
+) -> Iterator[servers.Server]:
+    start = partial(servers.start_pgbouncer, behind=postgresql)
+    with _running("pgbouncer", start, server_directory, pytestconfig) as it:
+        yield it
+
+
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a database file that does not exist yet."""
@@ -76,6 +87,13 @@ def sqlite_url(tmp_path: Path) -> str:
 def postgresql_url(postgresql: servers.DatabaseServer) -> str:
     """The URL of an empty PostgreSQL database."""
     return postgresql.create_database()
+
+
+@pytest.fixture
+def pgbouncer_url(pgbouncer: servers.Server, postgresql: servers.DatabaseServer) -> str:
+    """The URL of an empty PostgreSQL database behind PgBouncer."""
+    url = sa.make_url(postgresql.create_database()).set(port=pgbouncer.port)
+    return url.render_as_string(hide_password=False)
 
 
 @pytest.fixture

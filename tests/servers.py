@@ -41,6 +41,7 @@ REQUIREMENTS = {
     "mariadb": (("mariadb-install-db", "mariadbd"), "mariadb-server"),
     "redis": (("redis-server",), "redis-server"),
     "rabbitmq": (("rabbitmq-server", "rabbitmqctl", "epmd"), "rabbitmq-server"),
+    "pgbouncer": (("pgbouncer",), "pgbouncer"),
 }
 VHOSTS_AT_A_TIME = 40
 
@@ -150,6 +151,25 @@ def start_postgresql(directory: Path, *, durable: bool = False) -> DatabaseServe
     url = f"postgresql+psycopg://outbox:secret@{HOST}:{port}/postgres"
     version = _wait_for(process, lambda: _ask_database(url, "SHOW server_version"))
     return DatabaseServer(name="PostgreSQL", version=version, port=port, url=url, processes=(process,))
+
+
+def start_pgbouncer(directory: Path, behind: DatabaseServer) -> Server:
+    """Start PgBouncer before PostgreSQL: in transaction mode, two connections for each database."""
+    user, port = unprivileged_user(), unused_port()
+    directory.mkdir(parents=True)
+    settings = directory / "pgbouncer.ini"
+    settings.write_text(
+        f"[databases]\n* = host={behind.host} port={behind.port} user=outbox\n"
+        f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {port}\nunix_socket_dir =\n"
+        "auth_type = any\npool_mode = transaction\ndefault_pool_size = 2\n"
+    )
+    if user is not None:
+        shutil.chown(directory, user)
+    process = spawn(["pgbouncer", str(settings)], directory, user=user)
+    url = sa.make_url(behind.url).set(port=port).render_as_string(hide_password=False)
+    version = _wait_for(process, lambda: _ask_database(url, "SHOW server_version"))
+    name = f"PgBouncer before {behind.name}"
+    return Server(name=name, version=version, port=port, url=url, processes=(process,))
 
 
 def start_mariadb(directory: Path) -> DatabaseServer:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     any_,
     bindparam,
     cast,
+    event,
     extract,
     func,
     literal_column,
@@ -116,6 +117,18 @@ class PostgreSQL(Dialect):
         """Restrict to rows by primary key, with one parameter however many ids there are."""
         chosen = any_(bindparam(None, list(ids), type_=ARRAY(BigInteger)))
         return statement.where(tables.messages.c.id == chosen)
+
+    def prepare_own_engine(self, engine: Engine) -> None:
+        """Have no statement prepared on the server.
+
+        Behind PgBouncer in transaction mode the next statement may come to another server, where that
+        name stands for nothing, or for another client's statement.
+        """
+        if engine.driver == "psycopg":
+
+            @event.listens_for(engine, "connect")
+            def prepare_nothing(connection: Any, record: object) -> None:
+                connection.prepare_threshold = None
 
     def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether it was opened with ``postgresql_readonly``."""
