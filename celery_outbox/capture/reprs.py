@@ -21,6 +21,7 @@ __all__ = ["represent"]
 _SCALARS = frozenset(
     {int, float, bool, type(None), Decimal, datetime, date, time, timedelta, uuid.UUID}
 )
+_ENDS: dict[type[Any], tuple[str, str]] = {dict: ("{", "}"), list: ("[", "]"), tuple: ("(", ")")}
 _SAMPLES: list[Any] = [
     (1, None, True, 2.5, "it's"),
     {"a": [{"b": {"c": (1,)}}], 2: "x" * 30, "d": ((),)},
@@ -54,10 +55,45 @@ def represent(value: Any, maxlen: int | None, maxlevels: int | None) -> str | No
 def _represent(value: Any, maxlen: int, maxlevels: int) -> str | None:
     writer = _Writer(maxlen, maxlevels)
     try:
+        text = _whole(value, maxlevels, ())
+        if len(text) < maxlen:
+            return text
         writer.write(value, ())
     except _UnknownTypeError:
         return None
     return "".join(writer.parts)
+
+
+def _whole(value: Any, levels: int, above: tuple[Any, ...]) -> str:
+    """The text as if there were room for all of it, which there is for most arguments."""
+    kind = type(value)
+    if kind is str:
+        text: str = "'" + value.replace("'", "\\'") + "'"
+        return text
+    if kind in _SCALARS:
+        return repr(value)
+    if kind not in _ENDS:
+        raise _UnknownTypeError
+    begin, end = _ENDS[kind] if kind is not tuple or len(value) != 1 else ("(", ",)")
+    if not levels:
+        return f"{begin}...{end}"
+    if any(value is each for each in above):
+        raise _UnknownTypeError  # it contains itself
+    inside, levels = (*above, value), levels - 1
+    if kind is not dict:
+        return begin + ", ".join([_whole(each, levels, inside) for each in value]) + end
+    items: list[str] = []
+    for key, each in value.items():
+        if type(key) is str and "'" not in key:
+            name = f"'{key}'"
+        elif type(key) is str or type(key) in _SCALARS:
+            name = _whole(key, levels, inside)
+        else:
+            raise _UnknownTypeError
+        # Texts are the most frequent of values, and calls the most expensive of steps.
+        plain = type(each) is str and "'" not in each
+        items.append(f"{name}: '{each}'" if plain else f"{name}: {_whole(each, levels, inside)}")
+    return "{" + ", ".join(items) + "}"
 
 
 class _Writer:

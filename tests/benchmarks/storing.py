@@ -58,9 +58,14 @@ def store(stage: Stage, scale: Scale) -> Report:
                 name=f"on a Connection, one task: {name}",
                 ours=[each["stored"] for each in at_once],
                 theirs=[each["plain"] for each in at_once],
-                target=0.8 if name == USUAL else None,
+                target=_of_usual(name, 0.8),
             ),
-            _ratio(f"in a Session, each of {HUNDRED} tasks: {name}", many, HUNDRED, target=0.55),
+            _ratio(
+                f"in a Session, each of {HUNDRED} tasks: {name}",
+                many,
+                HUNDRED,
+                target=_of_usual(name, 0.55),
+            ),
             _ratio(f"in a Session, one task: {name}", one, 1),
         ]
     seen = _inserts_seen(stage, shop, _times(HUNDRED, stored))
@@ -88,7 +93,9 @@ def store_group(stage: Stage, scale: Scale) -> Report:
             canvas(shop.plain).apply_async()
 
         measured = rounds(_turn(shop, stored, plainly), scale.shorter(30))
-        ratios.append(_ratio(f"a group of {scale.group}: {name}", measured, 1, target=0.5))
+        ratios.append(
+            _ratio(f"a group of {scale.group}: {name}", measured, 1, target=_of_usual(name, 0.5))
+        )
     seen, most = _inserts_seen(stage, shop, stored), 1 + scale.group // 500
     shop.close()
     return Report(
@@ -98,6 +105,10 @@ def store_group(stage: Stage, scale: Scale) -> Report:
             f"INSERT statements that PostgreSQL saw for {scale.group} tasks: {seen} (target {most})"
         ],
     )
+
+
+def _of_usual(name: str, target: float) -> float | None:
+    return target if name == USUAL else None
 
 
 def _turn(shop: Shop, stored: Dispatch, plainly: Dispatch) -> Callable[[Stopwatch], None]:
