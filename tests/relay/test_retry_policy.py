@@ -97,7 +97,7 @@ def test_attempts_that_died_with_their_relay_count_and_are_followed_by_one_more(
     assert states(outbox) == {"failed": 1}
 
 
-@pytest.mark.parametrize("attempts", [2**31, 2**53, 2**62 - 1, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("attempts", [2**31, 2**62 - 1, 2**63 - 1])
 def test_no_count_of_attempts_is_too_high_for_a_claim_nor_for_what_follows(
     attempts: int, open_outbox: OpenOutbox, redis_url: str, database_url: str
 ) -> None:
