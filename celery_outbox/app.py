@@ -282,7 +282,8 @@ class Outbox:
         return self._transactions.find(choice.database)
 
     def _choose(self, levels: Sequence[Level], *, is_republished: bool) -> Choice | None:
-        choice = choose(levels, default=self.settings.default and not is_republished)
+        settings = self.settings
+        choice = choose(levels, default=settings.default and not is_republished, retry=settings.retry)
         if choice is not None and choice.broker is not None and choice.broker not in self._brokers:
             raise OptionError(
                 f"outbox_broker: expected one of {sorted(self._brokers)}, got {choice.broker!r}. "

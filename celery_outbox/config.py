@@ -190,8 +190,9 @@ def _broker(what: str, value: object) -> BrokerSpec:
     )
 
 
-def read_retry(what: str, value: object) -> RetryPolicy:
-    """Validate a retry policy: a RetryPolicy or a mapping with some of its three fields."""
+def read_retry(what: str, value: object, base: RetryPolicy | None = None) -> RetryPolicy:
+    """Validate a retry policy: a RetryPolicy, or a mapping of some of its fields over ``base``."""
+    base = base or RetryPolicy()
     allowed = [each.name for each in fields(RetryPolicy)]
     given = (
         {name: getattr(value, name) for name in allowed} if isinstance(value, RetryPolicy) else value
@@ -199,19 +200,19 @@ def read_retry(what: str, value: object) -> RetryPolicy:
     if not isinstance(given, Mapping) or set(given) - set(allowed):
         todo = 'Write for example {"max_attempts": 20}.'
         _refuse(what, f"a mapping with some of {sorted(allowed)}", value, todo)
-    attempts = given.get("max_attempts")
+    attempts = given.get("max_attempts", base.max_attempts)
     is_number = isinstance(attempts, int) and not isinstance(attempts, bool)
     if attempts is not None and not (is_number and 1 <= attempts <= MOST_ATTEMPTS):
         expected = f"None or a whole number of at least 1 and at most {MOST_ATTEMPTS}"
         _refuse(f"{what}['max_attempts']", expected, attempts, "None: try again for ever.")
     policy = RetryPolicy(
         max_attempts=attempts,
-        base_delay=parse_duration(given.get("base_delay", 1), f"{what}['base_delay']"),
-        max_delay=parse_duration(given.get("max_delay", 600), f"{what}['max_delay']"),
+        base_delay=parse_duration(given.get("base_delay", base.base_delay), f"{what}['base_delay']"),
+        max_delay=parse_duration(given.get("max_delay", base.max_delay), f"{what}['max_delay']"),
     )
     if not policy.is_sound:
         found = {"base_delay": str(policy.base_delay), "max_delay": str(policy.max_delay)}
-        todo = "A delay that is left out is 1 second, or 600 for max_delay."
+        todo = "A delay that is left out is the app's, by default 1 second, or 600 for max_delay."
         _refuse(what, f"0 < base_delay <= max_delay <= {LONGEST_DELAY.days} days", found, todo)
     return policy
 

@@ -62,7 +62,7 @@ def under(outer: Level, inner: Level) -> Level:
     return said if _wish(said) is False else {**outer, **said}
 
 
-def choose(levels: Sequence[Level], *, default: bool) -> Choice | None:
+def choose(levels: Sequence[Level], *, default: bool, retry: RetryPolicy) -> Choice | None:
     """Add levels up, the one that beats the others first; None: the dispatch is sent directly.
 
     Raises OptionError for values and combinations that make no sense.
@@ -79,13 +79,13 @@ def choose(levels: Sequence[Level], *, default: bool) -> Choice | None:
     return Choice(
         database=merged.get("outbox_database"),
         broker=merged.get("outbox_broker"),
-        retry=_retry(merged.get("outbox_retry")),
+        retry=_retry(merged.get("outbox_retry"), retry),
     )
 
 
-def _retry(asked: Any) -> RetryPolicy | None:
+def _retry(asked: Any, of_app: RetryPolicy) -> RetryPolicy | None:
     try:
-        return None if asked is None else read_retry("outbox_retry", asked)
+        return None if asked is None else read_retry("outbox_retry", asked, of_app)
     except ConfigurationError as error:
         raise OptionError(str(error)) from error
 

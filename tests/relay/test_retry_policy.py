@@ -166,6 +166,20 @@ def test_a_policy_that_is_none_gives_way_to_that_of_the_settings(
     assert min(waits(outbox)) > timedelta(hours=1.4)
 
 
+def test_what_a_call_leaves_out_of_its_policy_is_the_apps(
+    open_outbox: OpenOutbox, redis_url: str, sqlite_url: str
+) -> None:
+    of_app = {"max_attempts": 9, "base_delay": 2, "max_delay": "1h"}
+    outbox = open_outbox(redis_url, sqlite_url, retry=of_app)
+    send(outbox, outbox_retry={"max_attempts": 3})
+    send(outbox, outbox_retry={"max_attempts": None, "base_delay": 5})
+    second = 1_000_000
+    assert [(row.max_attempts, row.base_delay, row.max_delay) for row in rows(outbox)] == [
+        (3, 2 * second, 3600 * second),
+        (None, 5 * second, 3600 * second),
+    ]
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
@@ -173,7 +187,7 @@ def test_a_policy_that_is_none_gives_way_to_that_of_the_settings(
         ({"max_attempts": "3"}, r"outbox_retry\['max_attempts'\]: expected None or a whole number"),
         ({"max_attempts": 2**63}, r"at most 9223372036854775807, got 9223372036854775808"),
         ({"max_delay": "4000d"}, r"outbox_retry: expected 0 < base_delay <= max_delay <= 3650 days"),
-        ({"base_delay": 700}, r"A delay that is left out is 1 second, or 600 for max_delay"),
+        ({"base_delay": 700}, r"left out is the app's, by default 1 second, or 600 for max_delay"),
     ],
     ids=str,
 )
