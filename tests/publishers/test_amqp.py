@@ -53,6 +53,19 @@ def test_what_no_queue_takes_is_an_error_of_its_own(publisher: Publisher, rabbit
     assert ids(rabbitmq_url) == [messages[0].task_id, messages[2].task_id, messages[4].task_id]
 
 
+def test_of_two_messages_with_one_id_the_one_that_comes_back_is_not_called_accepted(
+    publisher: Publisher, rabbitmq_url: str
+) -> None:
+    exchange = Exchange("by-header", "headers")
+    queue = Queue("bound", exchange, "", binding_arguments={"tenant": "a", "x-match": "all"})
+    same = {"properties": {"correlation_id": "same"}, "exchange": exchange, "routing_key": "k"}
+    taken = message(headers={"tenant": "a"}, declare=[queue], **same)
+    lost = message(headers={"tenant": "b"}, declare=[queue], **same)
+    outcome = publish(publisher, [taken, lost])
+    assert lost.id in outcome.errors
+    assert taken.task_id in ids(rabbitmq_url, "bound")
+
+
 def test_a_queue_that_was_deleted_is_declared_again(publisher: Publisher, rabbitmq_url: str) -> None:
     publish(publisher, [message()])
     with amqp_connection(rabbitmq_url) as connection:

@@ -58,8 +58,8 @@ class AMQPPublisher(KombuPublisher):
                 is_alone, pending = True, in_doubt
             returned = [each for each in group if each.id in answer.returned]
             if returned and self.is_connected and not has_declared_again:
-                # A queue was deleted under us: what came back is certainly nowhere.
-                has_declared_again = True
+                # A queue was deleted under us. Alone, so that there is no doubt which one comes back.
+                is_alone = has_declared_again = True
                 self._forget_declared()
                 for each in returned:
                     del answer.returned[each.id]
@@ -238,18 +238,22 @@ class _Flight:
             self._refused[row] = "the broker refused the message (basic.nack)"
 
     def take_back(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """No queue took a message; its confirmation follows. Of messages that look alike, the first."""
+        """No queue took a message; its confirmation follows.
+
+        It does not tell its number: all that look like it count as returned, and go again.
+        """
         mark = (exchange, routing_key, message.properties.get("correlation_id"))
-        for each in self._messages.values():
-            if each.id not in self._returned and _mark_of(each) == mark:
-                self._returned[each.id] = text_of(error)
-                return
+        flying = self._messages.values()
+        alike = [each.id for each in flying if _mark_of(each) == mark]
+        self._returned.update(dict.fromkeys(alike or self.rows, text_of(error)))
 
     def land(self, answer: _Answer) -> None:
         """Tell what is known by now."""
         answer.returned.update(self._returned)
         answer.accepted.update(self._accepted - self._returned.keys())
-        answer.errors.update(self._refused)
+        answer.errors.update(
+            {row: text for row, text in self._refused.items() if row not in self._returned}
+        )
         self._accepted, self._refused, self._returned = set(), {}, {}
 
     def _landed(self, tag: int, *, multiple: bool) -> list[int]:
