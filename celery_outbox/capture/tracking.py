@@ -1,4 +1,4 @@
-"""Which SQLAlchemy transactions are open, who began them, and which messages wait in them.
+"""What becomes of SQLAlchemy's transactions, and of the messages that wait in them.
 
 Listens to every Session, Engine and Connection of the process. Messages of a Session (and of an
 AsyncConnection) wait here in memory and are written in the engine's ``commit`` event, the last
@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import event
@@ -27,7 +24,7 @@ from ..message import OutboxMessage
 from ..storage.database import Database, is_own
 from ..storage.dialects import before_savepoint
 from .commit_hook import call_after_commit
-from .owner import Mark, here, nowhere
+from .owner import here, nowhere
 from .records import (
     ConnectionRecord,
     Record,
@@ -36,16 +33,12 @@ from .records import (
     bound_connection,
     next_savepoint,
 )
+from .register import Register, register
 from .writing import write
 
 __all__ = ["Tracker", "tracker"]
 
 logger = logging.getLogger(__name__)
-
-
-# Transactions begun in this context or in the one that it was copied from: an asyncio task sees by
-# this that its parent has one open.
-_inherited: ContextVar[tuple[Record, ...]] = ContextVar("celery_outbox_inherited", default=())
 
 
 _FIRST = frozenset(
@@ -61,50 +54,11 @@ _FIRST = frozenset(
 
 
 class Tracker:
-    """Every open transaction of this process."""
+    """Follows every transaction of this process, and keeps what waits for its commit."""
 
-    def __init__(self) -> None:
+    def __init__(self, transactions: Register) -> None:
         self._numbers = itertools.count(1)
-        self._changes = itertools.count(1)
-        #: Another number whenever a transaction begins, takes a Connection or ends.
-        self.change = 0
-        self._sessions: dict[int, SessionRecord] = {}
-        self._connections: dict[int, ConnectionRecord] = {}
-        self._by_owner: weakref.WeakKeyDictionary[Any, dict[int, Record]] = weakref.WeakKeyDictionary()
-
-    # What the rest of the capture asks
-
-    def record_of(self, subject: Session | Connection) -> Record | None:
-        """The open transaction of a Session or Connection, None when it is in none."""
-        if isinstance(subject, Session):
-            return self._session(subject)
-        return self._connection(subject)
-
-    def begun_by(self, mark: Mark) -> list[Record]:
-        """The open transactions that this thread or asyncio task began."""
-        return [record for record in self._of(mark) if record.is_open]
-
-    def found_by(self, mark: Mark) -> Iterator[Any]:
-        """What was noted in ``found`` of the transactions that this thread or asyncio task began."""
-        return (record.found for record in self._of(mark) if record.found is not None)
-
-    def _of(self, mark: Mark) -> list[Record]:
-        owner = mark.owner()
-        records = None if owner is None else self._by_owner.get(owner)
-        return [] if records is None else list(records.values())
-
-    def unknown(self) -> list[Record]:
-        """The open transactions that were begun before this listened."""
-        return [each for each in self.everywhere() if each.is_unknown]
-
-    def inherited(self) -> list[Record]:
-        """The open transactions begun in this context or in one that it was copied from."""
-        return [record for record in _inherited.get() if record.is_open]
-
-    def everywhere(self) -> list[Record]:
-        """Every open transaction of the process."""
-        records = [*list(self._sessions.values()), *list(self._connections.values())]
-        return [record for record in records if record.is_open]
+        self._register = transactions
 
     def wait(
         self, record: Record, place: tuple[Database, Engine], messages: Sequence[OutboxMessage]
@@ -143,17 +97,9 @@ class Tracker:
 
     def note_torn(self, connection: Connection) -> None:
         """An INSERT failed at a call: inside the ``commit`` event, that tears the transaction."""
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is not None and record.is_written:
             record.is_torn = True
-
-    def forget_everything(self) -> None:
-        """After a fork: what was open belongs to the parent."""
-        self._sessions.clear()
-        self._connections.clear()
-        self._by_owner.clear()
-        self.change = next(self._changes)
-        _inherited.set(())
 
     # What SQLAlchemy tells
 
@@ -162,10 +108,10 @@ class Tracker:
         # Sessions that are in a transaction already: who began them is not known, and nothing of
         # theirs was seen. SQLAlchemy's close_all_sessions() finds them in the same place.
         for session in list(getattr(orm_session, "_sessions", {}).values()):
-            if session.in_transaction() and self._session(session) is None:
+            if session.in_transaction() and self._register.session(session) is None:
                 record = SessionRecord(nowhere(), session, self._gone)
                 record.is_unknown = True
-                self._sessions[id(session)] = record
+                self._register.add(record)
         for target, name, listener in self._listeners():
             if not event.contains(target, name, listener):
                 # What tells of a beginning or an end comes first here: others' listeners dispatch.
@@ -194,22 +140,21 @@ class Tracker:
     def _session_began(self, session: Session, transaction: SessionTransaction) -> None:
         if transaction.parent is None:
             record = SessionRecord(here(), session, self._gone)
-            self._sessions[id(session)] = record
-            self._began_here(record)
-        elif (found := self._session(session)) is not None:
+            self._register.begin(record)
+        elif (found := self._register.session(session)) is not None:
             found.starts[id(transaction)] = next(self._numbers)
 
     def _session_took(
         self, session: Session, transaction: SessionTransaction, connection: Connection
     ) -> None:
-        record, taken = self._session(session), self._connection(connection)
+        record, taken = self._register.session(session), self._register.connection(connection)
         if record is not None and taken is not None and taken not in record.connections:
             record.connections.append(taken)
-            self.change = next(self._changes)
+            self._register.note_change()
             taken.sessions.append(record)
 
     def _session_commits(self, session: Session) -> None:
-        record = self._session(session)
+        record = self._register.session(session)
         # The event also comes when a savepoint is released.
         if record is None or session.get_nested_transaction() is not None:
             return
@@ -226,13 +171,13 @@ class Tracker:
                 session.connection(bind_arguments={"bind": each.engine})
 
     def _session_committed(self, session: Session) -> None:
-        record = self._session(session)
+        record = self._register.session(session)
         if record is None or session.get_nested_transaction() is not None:
             return
         record.is_over = True
         # A Session on a Connection whose transaction goes on: so do the messages.
         bound = bound_connection(session)
-        outer = None if bound is None else self._connection(bound)
+        outer = None if bound is None else self._register.connection(bound)
         if outer is not None and outer.is_open:
             self._keep(outer, record.waiting + record.due)
             record.waiting, record.due = [], []
@@ -242,7 +187,7 @@ class Tracker:
             record.waiting = [each for each in record.waiting if each.after is None]
 
     def _session_rolled_back(self, session: Session) -> None:
-        record = self._session(session)
+        record = self._register.session(session)
         if record is not None and session.get_nested_transaction() is None:
             record.is_over = True
             record.drop_all()
@@ -251,7 +196,7 @@ class Tracker:
     def _savepoint_of_session_rolled_back(
         self, session: Session, transaction: SessionTransaction
     ) -> None:
-        record = self._session(session)
+        record = self._register.session(session)
         if record is None:
             return
         # A flush that fails tells of its own transaction only; it rolls back the savepoint around it.
@@ -263,7 +208,7 @@ class Tracker:
             record.drop_after(start)
 
     def _session_ended(self, session: Session, transaction: SessionTransaction) -> None:
-        record = self._session(session)
+        record = self._register.session(session)
         if transaction.parent is None and record is not None:
             self._gone(record)
             if record.is_over:
@@ -271,26 +216,25 @@ class Tracker:
 
     def _began(self, connection: Connection) -> None:
         if not is_own(connection):
-            if (ended := self._connection(connection)) is not None:
-                self._remove(ended)
+            if (ended := self._register.connection(connection)) is not None:
+                self._register.remove(ended)
                 if ended.is_torn and not connection.invalidated:
                     # The driver is still in the transaction that SQLAlchemy let go of.
                     connection.dialect.do_rollback(connection.connection)
             record = ConnectionRecord(here(), connection, self._gone)
-            self._connections[id(connection)] = record
-            self._began_here(record)
+            self._register.begin(record)
 
     def _began_twophase(self, connection: Connection, xid: object) -> None:
         self._began(connection)
 
     def _savepoint_made(self, connection: Connection, name: str | None) -> None:
         before_savepoint(connection)
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is not None:
             record.savepoints.append((name or next_savepoint(connection), next(self._numbers)))
 
     def _savepoint_rolled_back(self, connection: Connection, name: str, context: object) -> None:
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is None:
             return
         names = [found for found, _ in record.savepoints]
@@ -324,12 +268,12 @@ class Tracker:
 
     def _prepares(self, connection: Connection, xid: object) -> None:
         self._write_waiting(connection)
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is not None:
             record.is_prepared = True
 
     def _write_waiting(self, connection: Connection) -> None:
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is None:
             return
         record.is_written = True
@@ -345,36 +289,20 @@ class Tracker:
         write(connection, [one for one in waiting if one.message is not None])
 
     def _rolled_back(self, connection: Connection) -> None:
-        record = self._connection(connection)
+        record = self._register.connection(connection)
         if record is None:
             return
         for session in record.sessions:
             session.lost += session.drop_on(connection)
         record.drop_all()
-        self._remove(record)
+        self._register.remove(record)
 
     def _rolled_back_twophase(self, connection: Connection, xid: object, is_prepared: bool) -> None:
         self._rolled_back(connection)
 
-    # Bookkeeping
-
-    def _session(self, session: Session) -> SessionRecord | None:
-        record = self._sessions.get(id(session))
-        return record if record is not None and record.session is session else None
-
-    def _connection(self, connection: Connection) -> ConnectionRecord | None:
-        record = self._connections.get(id(connection))
-        return record if record is not None and record.connection is connection else None
-
-    def _began_here(self, record: Record) -> None:
-        owner = record.mark.owner()
-        self._by_owner.setdefault(owner, {})[id(record)] = record
-        self.change = next(self._changes)
-        _inherited.set((*self.inherited(), record))
-
     def _gone(self, record: Record) -> None:
         """The transaction has ended, or its Session or Connection was garbage-collected."""
-        self._remove(record)
+        self._register.remove(record)
         lost = record.drop_after(0)
         if isinstance(record, SessionRecord):
             lost += record.lost
@@ -386,22 +314,6 @@ class Tracker:
                 ", ".join(sorted(set(lost))),
             )
 
-    def _remove(self, record: Record) -> None:
-        record.found = None
-        self.change = next(self._changes)
-        if self._sessions.get(record.key) is record:
-            del self._sessions[record.key]
-        elif self._connections.get(record.key) is record:
-            del self._connections[record.key]
-        owner = record.mark.owner()
-        if owner is not None:
-            self._by_owner.get(owner, {}).pop(id(record), None)
-        if isinstance(record, SessionRecord):
-            for connection in record.connections:
-                if record in connection.sessions:
-                    connection.sessions.remove(record)
-
 
 #: SQLAlchemy's Session and Engine classes are one for the whole process, and so are their events.
-tracker = Tracker()
-os.register_at_fork(after_in_child=tracker.forget_everything)
+tracker = Tracker(register)

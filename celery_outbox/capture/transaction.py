@@ -26,7 +26,7 @@ from ..transports import is_broker_engine
 from .owner import Mark, here, is_served_by_loop
 from .place import OpenPlace, OwnPlace, Place
 from .records import ConnectionRecord, Record, SessionRecord, bound_connection
-from .tracking import tracker
+from .register import register
 
 __all__ = ["Transactions"]
 
@@ -99,10 +99,10 @@ class Transactions:
 
     def _found_before(self, me: Mark, name: str | None) -> OpenPlace | None:
         """What the last search from here found, if nothing can have changed since."""
-        for note in tracker.found_by(me):
+        for note in register.found_by(me):
             if (
                 note.by is self
-                and note.change == tracker.change
+                and note.change == register.change
                 and note.mark is me
                 and note.name == name
                 and note.place.record.is_open
@@ -114,7 +114,9 @@ class Transactions:
     def _note(self, me: Mark, name: str | None, place: OpenPlace) -> None:
         # In a request, a thread that comes to rest shows its transactions, without an event to tell.
         if me.request is None:
-            place.record.found = _Found(by=self, change=tracker.change, mark=me, name=name, place=place)
+            place.record.found = _Found(
+                by=self, change=register.change, mark=me, name=name, place=place
+            )
 
     def _nothing_open(self, me: Mark, name: str | None) -> OwnPlace:
         self._refuse_foreign(me)
@@ -149,7 +151,7 @@ class Transactions:
 
     def _visible(self, me: Mark) -> tuple[list[OpenPlace], list[Record]]:
         """The caller's open transactions: on configured databases, and on others."""
-        own = [each for each in tracker.begun_by(me) if each.mark.is_same_call(me)]
+        own = [each for each in register.begun_by(me) if each.mark.is_same_call(me)]
         records = _external(own + self._of_request(me))
         places: list[OpenPlace] = []
         strangers: list[Record] = []
@@ -172,10 +174,10 @@ class Transactions:
             ancestors: list[Record] = []
         else:
             # The thread works for the task that called it, and sees what that task began.
-            ancestors = [each for each in tracker.inherited() if each.mark.is_task]
+            ancestors = [each for each in register.inherited() if each.mark.is_task]
         return [
             record
-            for record in tracker.everywhere()
+            for record in register.everywhere()
             if belongs(record) and (record in ancestors or record.mark.has_ended)
         ]
 
@@ -210,7 +212,7 @@ class Transactions:
         """Refuse where a transaction is open that may be meant, but is not certainly the caller's."""
         foreign = [
             record
-            for record in tracker.unknown() + tracker.inherited() + self._left_behind(me)
+            for record in register.unknown() + register.inherited() + self._left_behind(me)
             if not _is_internal(record) and list(self._places(record))
         ]
         if foreign:
@@ -224,11 +226,11 @@ class Transactions:
     def _left_behind(self, me: Mark) -> list[Record]:
         """Open transactions whose beginner has moved on, or that run beside the caller."""
         if me.request is not None:
-            return [each for each in tracker.everywhere() if each.mark.request is me.request]
+            return [each for each in register.everywhere() if each.mark.request is me.request]
         if not is_served_by_loop():
-            return [each for each in tracker.begun_by(me) if not each.mark.is_same_call(me)]
+            return [each for each in register.begun_by(me) if not each.mark.is_same_call(me)]
 
-        return [each for each in tracker.everywhere() if each.mark.has_ended]
+        return [each for each in register.everywhere() if each.mark.has_ended]
 
     def _places(self, record: Record) -> Iterator[OpenPlace]:
         """The configured databases on which ``record`` is a transaction."""
@@ -288,7 +290,7 @@ def _plain(subject: object) -> Session | Connection:
 
 def _begun(subject: Session | Connection) -> Record:
     """The record of the transaction that ``subject`` is in, begun now if it is in none."""
-    record = tracker.record_of(subject)
+    record = register.record_of(subject)
     if record is not None and record.is_open:
         return record
     if isinstance(subject, Connection) and subject.dialect.is_async:
@@ -303,7 +305,7 @@ def _begun(subject: Session | Connection) -> Record:
             "outbox.using: expected a Session or Connection that can begin a transaction, found "
             f"one that cannot: {error}"
         ) from error
-    record = tracker.record_of(subject)
+    record = register.record_of(subject)
     if record is None:
         raise TransactionError(
             "outbox.using: expected a Session or Connection of the application's, found one that "
