@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from ..errors import OutboxError
 from ..storage.database import Database
 from ..storage.ddl import create_statements
 from ..storage.examination import Examination, examine
 from ..storage.install import install
 from ..storage.migrate import migrate
 from .choosing import choose_databases, find_outbox, for_databases, reports_errors
+from .reporting import each_database
 
 __all__ = ["schema"]
 
@@ -34,7 +34,7 @@ def schema() -> None:
 @reports_errors
 def schema_install(ctx: click.Context, database: str | None) -> None:
     """Create the tables and indexes that are missing, rebuild indexes that differ."""
-    _for_each(ctx, database, _install)
+    each_database(ctx, choose_databases(find_outbox(ctx), database), _install)
 
 
 @schema.command("migrate")
@@ -44,7 +44,8 @@ def schema_install(ctx: click.Context, database: str | None) -> None:
 @reports_errors
 def schema_migrate(ctx: click.Context, database: str | None, force: bool) -> None:
     """Bring older tables up to date. Stop the relays first; make a backup."""
-    _for_each(ctx, database, lambda each: _migrate(each, force=force))
+    databases = choose_databases(find_outbox(ctx), database)
+    each_database(ctx, databases, lambda each: _migrate(each, force=force))
 
 
 @schema.command("check")
@@ -82,19 +83,6 @@ def schema_sql(ctx: click.Context, database: str | None, dialect: str | None) ->
     backend = dialect or choose_databases(box, database)[0].url.get_backend_name()
     for statement in create_statements(box.settings.table, backend):
         click.echo(f"{statement};\n")
-
-
-def _for_each(ctx: click.Context, database: str | None, work: Callable[[Database], str]) -> None:
-    """Do the work for every database, also when it fails for one of them."""
-    failed = False
-    for each in choose_databases(find_outbox(ctx), database):
-        try:
-            click.echo(f"{each.name}: {work(each)}")
-        except OutboxError as error:
-            click.echo(f"Error: {error}", err=True)
-            failed = True
-    if failed:
-        ctx.exit(1)
 
 
 def _install(database: Database) -> str:
