@@ -1,8 +1,7 @@
 """Chords dispatched while a transaction commits, or in asyncio: their backend hears with the rows."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,12 @@ import pytest
 import sqlalchemy as sa
 from celery import Celery, chord
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_outbox import Outbox
 from tests.canvas.stall import OpenStall, SoldOutError, Stall, add_tasks, stored
+from tests.canvas.ways import Way, either_way
 
 
 class Base(DeclarativeBase):
@@ -84,21 +84,9 @@ def test_a_listener_of_the_engines_commit_may_dispatch_a_chord(
     assert (stall.names, prepared(stall.app)) == (["add", "add"], 1)
 
 
-@asynccontextmanager
-async def session_of(engine: AsyncEngine) -> AsyncIterator[Any]:
-    async with AsyncSession(engine) as it, it.begin():
-        yield it
-
-
-@asynccontextmanager
-async def connection_of(engine: AsyncEngine) -> AsyncIterator[Any]:
-    async with engine.begin() as it:
-        yield it
-
-
-@pytest.mark.parametrize("way", [session_of, connection_of], ids=lambda way: way.__name__)
+@either_way
 def test_an_asynchronous_transaction_tells_the_backend_when_it_commits(
-    way: Callable[[AsyncEngine], Any], tmp_path: Path
+    way: Way, tmp_path: Path
 ) -> None:
     app = Celery("stall", broker="memory://", backend="cache+memory://", set_as_current=False)
     add_tasks(app)

@@ -44,6 +44,9 @@ def yard(
         gc.collect()  # results unsubscribe now, while the connection is there
 
 
+#: Of Celery's result backends only Redis lets a task add others to its chord.
+grows_chords = pytest.mark.parametrize("yard", ["redis"], indirect=True)
+
 CANVASES: dict[str, tuple[Callable[[Yard], Any], Any]] = {
     "group": (lambda y: group(y.add.s(number, number) for number in range(3)), [0, 2, 4]),
     "chain": (lambda y: chain(y.add.s(1, 1), y.add.s(2), y.add.s(3)), 7),
@@ -236,9 +239,8 @@ def test_a_task_stored_by_a_task_knows_its_parent_and_root(yard: Yard) -> None:
     assert (after["parent_id"], after["root_id"]) == (parent, parent)
 
 
+@grows_chords
 def test_a_task_added_to_a_stored_chord_is_stored_and_waited_for(yard: Yard) -> None:
-    if not yard.app.backend.supports_native_join:
-        pytest.skip("of Celery's backends only Redis lets chords grow")
     grow = yard.task("project.grow")
     with yard.transaction():
         results = [
@@ -252,9 +254,8 @@ def test_a_task_added_to_a_stored_chord_is_stored_and_waited_for(yard: Yard) -> 
     assert results[0].get(timeout=30, interval=0.05) == 15
 
 
+@grows_chords
 def test_a_task_added_to_a_direct_chord_is_sent_directly(yard: Yard) -> None:
-    if not yard.app.backend.supports_native_join:
-        pytest.skip("of Celery's backends only Redis lets chords grow")
     result = chord([yard.task("project.grow").s("commit")], yard.total.s()).apply_async()
     assert (result.get(timeout=30, interval=0.05), yard.waiting) == (11, [])
 

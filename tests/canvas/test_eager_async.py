@@ -1,34 +1,19 @@
 """Eager mode in asyncio: a task runs after the commit of an AsyncSession or AsyncConnection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from celery_outbox import Outbox
 from tests.canvas.stall import SoldOutError
-
-Way = Callable[[AsyncEngine], Any]
-
-
-@asynccontextmanager
-async def session(engine: AsyncEngine) -> AsyncIterator[Any]:
-    async with AsyncSession(engine) as it, it.begin():
-        yield it
+from tests.canvas.ways import Way, either_way
 
 
-@asynccontextmanager
-async def connection(engine: AsyncEngine) -> AsyncIterator[Any]:
-    async with engine.begin() as it:
-        yield it
-
-
-@pytest.mark.parametrize("way", [session, connection], ids=lambda way: way.__name__)
+@either_way
 def test_a_task_runs_after_the_commit_and_never_after_a_rollback(way: Way, tmp_path: Path) -> None:
     notes: list[Any] = []
 
