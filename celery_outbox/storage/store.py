@@ -6,6 +6,7 @@ the claim token of its batch, so what a relay does after it lost its lease touch
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -199,6 +200,7 @@ class OutboxStore:
             c.body,
             c.attempts,
             c.scheduled_at,
+            c.created_at,
             c.max_attempts,
             c.base_delay,
             c.max_delay,
@@ -243,6 +245,7 @@ _FREE: dict[str, Any] = {"claim_token": null(), "lease_until": null()}
 def _claimed(row: Row[Any]) -> ClaimedMessage:
     return ClaimedMessage(
         id=row.id,
+        identity=_identity(row),
         broker=row.broker,
         task_id=row.task_id,
         task_name=row.task_name,
@@ -254,6 +257,12 @@ def _claimed(row: Row[Any]) -> ClaimedMessage:
         expires_in=None if row.expires_in is None else float(row.expires_in),
         retry=_retry(row),
     )
+
+
+def _identity(row: Row[Any]) -> str:
+    # Tables of several databases count from 1, and callers may choose the task id.
+    seed = f"{row.id}/{row.created_at}/{row.task_id}"
+    return hashlib.sha256(seed.encode(errors="replace")).hexdigest()
 
 
 def _bytes(stored: Any) -> bytes:

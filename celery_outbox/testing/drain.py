@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ..errors import ConfigurationError, OutboxError
 from .tasks import RecordedTask
@@ -148,6 +149,7 @@ def _claimed(number: int, message: OutboxMessage, now: float) -> ClaimedMessage:
         due_in = (message.eta - datetime.now(UTC)).total_seconds()
     return ClaimedMessage(
         id=number,
+        identity=uuid4().hex,
         attempts=1,
         due_in=due_in,
         expires_in=None if message.expires_in is None else message.made_at + message.expires_in - now,

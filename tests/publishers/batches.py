@@ -23,6 +23,7 @@ def message(
     routing_key: str | None = None,
     declare: Sequence[Any] | None = None,
     expires_in: float | None = None,
+    due_in: float | None = None,
 ) -> ClaimedMessage:
     """A message as Celery makes it for ``queue``, but for what is given."""
     number = next(_ids)
@@ -43,6 +44,7 @@ def message(
     )
     return ClaimedMessage(
         id=number,
+        identity=f"row{number}",
         broker="shop",
         task_id=task_id,
         task_name="shop.add",
@@ -51,6 +53,7 @@ def message(
         body=body,
         attempts=1,
         expires_in=expires_in,
+        due_in=due_in,
     )
 
 

@@ -324,7 +324,9 @@ def test_signals_tell_what_was_published_and_what_failed(
 def test_an_answer_that_does_not_fit_its_batch_is_a_contract_error() -> None:
     def message(row_id: int, due_in: float | None = None) -> ClaimedMessage:
         values = dict.fromkeys(("broker", "task_id", "task_name", "queue", "envelope"), "x")
-        return ClaimedMessage(id=row_id, body=b"", attempts=1, due_in=due_in, **values)
+        return ClaimedMessage(
+            id=row_id, identity=f"row{row_id}", body=b"", attempts=1, due_in=due_in, **values
+        )
 
     batch = [message(1), message(2, due_in=5.0)]
     Outcome(accepted={1}, deferred={2}).check(batch)

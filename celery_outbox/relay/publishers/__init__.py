@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from kombu import Connection
 
+from ...publishing import Outcome, Publisher
 from ...transports import describe
 from .amqp import AMQPPublisher
-from .kombu import KombuPublisher
-from .protocol import Outcome, Publisher
 from .redis import RedisPublisher
+from .virtual import VirtualPublisher
 
 __all__ = ["Outcome", "Publisher", "publisher_for"]
 
@@ -26,4 +26,4 @@ _PUBLISHERS: dict[str, Callable[[Connection], Publisher]] = {
 
 def publisher_for(connection: Connection) -> Publisher:
     """The publisher for the transport of ``connection``, which it takes over."""
-    return _PUBLISHERS.get(describe(connection).kind, KombuPublisher)(connection)
+    return _PUBLISHERS.get(describe(connection).kind, VirtualPublisher)(connection)

@@ -15,8 +15,8 @@ from typing import Any
 from kombu import Connection, Producer
 
 from ...message import ClaimedMessage, Envelope, EnvelopeParts
+from ...publishing import Outcome
 from .kombu import KombuPublisher, text_of
-from .protocol import Outcome
 
 __all__ = ["AMQPPublisher"]
 

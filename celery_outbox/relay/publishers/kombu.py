@@ -13,7 +13,7 @@ from typing import Any
 from kombu import Connection, Producer
 
 from ...message import ClaimedMessage, Envelope
-from .protocol import Outcome
+from ...publishing import Outcome
 
 __all__ = ["KombuPublisher", "expiration_of", "text_of"]
 

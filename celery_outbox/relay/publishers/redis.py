@@ -7,22 +7,18 @@ written, but for the delivery tag, in a fraction of the time.
 
 from __future__ import annotations
 
-import base64
 import logging
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from kombu import Connection
-from kombu.utils.json import dumps
-from kombu.utils.uuid import uuid
 
-from ...message import ClaimedMessage, Envelope, EnvelopeParts
+from ...message import ClaimedMessage, EnvelopeParts
+from ...publishing import Outcome
+from ...virtual import can_be_spliced, spliced
 from .kombu import KombuPublisher, expiration_of, text_of
-from .protocol import Outcome
 
 __all__ = ["RedisPublisher"]
 
@@ -32,9 +28,6 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 10
 #: Bytes that one pipeline carries, unless a single message is larger.
 PIPELINE_BYTES = 8 * 1024 * 1024
-
-#: Properties that Celery writes of its own accord. Where there are others, Kombu writes the message.
-_USUAL = re.compile(r'\{"delivery_mode": [12], "correlation_id": "[^"\\]*", "reply_to": "[^"\\]*"\}')
 
 #: Answers that every command would get from this server now: none of them did anything.
 _UNUSABLE = frozenset(
@@ -148,8 +141,9 @@ class RedisPublisher(KombuPublisher):
     ) -> None:
         parts = EnvelopeParts.of(message.envelope)
         targets = ways.get(parts.destination)
-        if targets is not None and _USUAL.fullmatch(parts.properties):
-            pipeline.add(message.id, targets, _spliced(message, parts, read_at))
+        if targets is not None and can_be_spliced(parts):
+            expiration = expiration_of(message, read_at)
+            pipeline.add(message.id, targets, spliced(parts, message.body, expiration))
             return
         payloads: list[tuple[_Target, str]] = []
         for name, key, *arguments in self._written_by_kombu(message, read_at):
@@ -159,7 +153,7 @@ class RedisPublisher(KombuPublisher):
                 pipeline.others[name, key, *arguments] = None
         # One and the same text to all; Kombu makes it once for each.
         pipeline.add(message.id, [target for target, _ in payloads], payloads[0][1])
-        if _USUAL.fullmatch(parts.properties) and self._producer_channel.body_encoding == "base64":
+        if can_be_spliced(parts) and self._producer_channel.body_encoding == "base64":
             ways[parts.destination] = [target for target, _ in payloads]
 
     def _written_by_kombu(self, message: ClaimedMessage, read_at: float) -> list[tuple[Any, ...]]:
@@ -225,31 +219,3 @@ class RedisPublisher(KombuPublisher):
     @property
     def _producer_channel(self) -> Any:
         return self._producer_of_now.channel
-
-
-def _spliced(message: ClaimedMessage, parts: EnvelopeParts, read_at: float) -> str:
-    expiration = expiration_of(message, read_at)
-    ttl = "" if expiration is None else f', "expiration": "{int(expiration * 1000)}"'
-    before_headers, after_properties = _frame(parts.destination)
-    return (
-        f'{{"body": "{base64.b64encode(message.body).decode("ascii")}{before_headers}{parts.headers}, '
-        f'"properties": {parts.properties[:-1]}{ttl}{after_properties}{uuid()}"}}}}'
-    )
-
-
-@lru_cache(maxsize=1024)
-def _frame(destination: str) -> tuple[str, str]:
-    """What messages of one destination have in common on the wire."""
-    envelope = Envelope.from_text(destination)
-    info = {
-        "exchange": getattr(envelope.exchange, "name", envelope.exchange),
-        "routing_key": envelope.routing_key,
-    }
-    encoding, type_ = dumps(envelope.content_encoding), dumps(envelope.content_type)
-    return (
-        f'", "content-encoding": {encoding}, "content-type": {type_}, "headers": ',
-        (
-            f', "delivery_info": {dumps(info)}, "priority": 0, "body_encoding": "base64"'
-            ', "delivery_tag": "'
-        ),
-    )

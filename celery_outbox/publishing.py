@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...errors import PublisherContractError
-from ...message import ClaimedMessage
+from .errors import PublisherContractError
+from .message import ClaimedMessage
 
 __all__ = ["Outcome", "Publisher"]
 
