@@ -2,52 +2,66 @@
 
 Without confirms RabbitMQ reports success for what it drops. What no queue takes comes back, because it
 is sent as mandatory. When the broker closes the channel it does not say for which message: those in
-doubt are then sent one by one, so that only the refused one stays.
+doubt are then sent one by one, so that only the refused one stays. A connection that the broker blocks
+is kept, silent, until it is unblocked: what has been written to it will still be read.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from kombu import Connection, Producer
 
 from ...message import ClaimedMessage, Envelope, EnvelopeParts
 from ...publishing import Outcome
+from .delayed import with_delay_left
 from .kombu import KombuPublisher, text_of
 
 __all__ = ["AMQPPublisher"]
 
-#: How long to wait for the broker to take a message off the wire or to confirm what it has, seconds.
-CONFIRM_SECONDS = 30
+logger = logging.getLogger(__name__)
+
+#: How long to wait for an answer, for the broker to take a message off the wire, and for the
+#: confirmations of a batch, seconds; unless the transport options have a ``read_timeout``.
+ANSWER_SECONDS = 30
+#: The same, for confirmations that were under way when the broker blocked the connection.
+BLOCKED_SECONDS = 1
+#: The same, for the answer to a goodbye.
+CLOSE_SECONDS = 1
+
+_BLOCKED = "RabbitMQ has blocked the connection, by its alarm for memory or disk space"
+_UNKNOWN = "(whether the broker has the message is not known)"
 
 
 class AMQPPublisher(KombuPublisher):
     """Publishes batches with confirms, and learns of messages that no queue takes."""
 
-    publish_options: dict[str, Any] = {  # noqa: RUF012 - never changed
-        "mandatory": True,
-        "timeout": CONFIRM_SECONDS,
-    }
-
     def __init__(self, connection: Connection) -> None:
+        options = connection.transport_options or {}
         # py-amqp's own way of confirming waits for each message.
-        connection.transport_options = {**connection.transport_options, "confirm_publish": False}
+        connection.transport_options = {**options, "confirm_publish": False}
         super().__init__(connection)
+        self._seconds: float = options.get("read_timeout") or ANSWER_SECONDS
+        self.publish_options = {"mandatory": True, "timeout": self._seconds}
         self._flight = _Flight()
         self._declared: set[str] = set()
+        self._is_blocked = self._was_blocked = False
 
     def publish(
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
     ) -> Outcome:
         """Publish all, and wait for all confirmations."""
         answer = _Answer()
+        self.keep_alive()
         pending = self._declarable(messages, answer)
         is_alone, has_declared_again = False, False
         while pending:
-            if not self.is_connected or time.monotonic() >= deadline:
+            if not self._can_send or time.monotonic() >= deadline:
                 answer.unsent.update(each.id for each in pending)
                 break
             group, pending = (pending[:1], pending[1:]) if is_alone else (pending, [])
@@ -57,7 +71,7 @@ class AMQPPublisher(KombuPublisher):
             elif in_doubt:
                 is_alone, pending = True, in_doubt
             returned = [each for each in group if each.id in answer.returned]
-            if returned and self.is_connected and not has_declared_again:
+            if returned and self._can_send and not has_declared_again:
                 # A queue was deleted under us. Alone, so that there is no doubt which one comes back.
                 is_alone = has_declared_again = True
                 self._forget_declared()
@@ -69,8 +83,58 @@ class AMQPPublisher(KombuPublisher):
             accepted=answer.accepted,
             errors=answer.errors,
             unsent=answer.unsent,
-            is_connection_lost=not self.is_connected,
+            is_connection_lost=not self._can_send,
         )
+
+    def keep_alive(self) -> None:
+        """Read what the broker has said meanwhile, and send a heartbeat when one is due."""
+        if not self.is_connected:
+            return
+        try:
+            with suppress(socket.timeout):
+                while True:
+                    self._wire.drain_events(timeout=0)
+            self._wire.heartbeat_tick()
+        except Exception as error:  # noqa: BLE001 - the next connect() will tell
+            logger.debug("RabbitMQ has closed an idle connection: %s", text_of(error))
+            self.close()
+        if self._was_blocked and not self._is_blocked:
+            # Its channel still confirms messages whose rows are settled.
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the connection, for whose answer we wait but a moment."""
+        if self._connection.connected:
+            if self._is_blocked:
+                self._connection.collect()  # it would answer when it is unblocked
+            else:
+                self._connection.connection.transport.sock.settimeout(CLOSE_SECONDS)
+        super().close()
+
+    @property
+    def _wire(self) -> Any:
+        """py-amqp's connection; Kombu's would connect anew, behind our back."""
+        return self._producer_of_now.channel.connection
+
+    @property
+    def _can_send(self) -> bool:
+        return self.is_connected and not self._is_blocked
+
+    def _reach(self) -> None:
+        super()._reach()
+        self._is_blocked = self._was_blocked = False
+        connection = self._connection.connection
+        connection.on_blocked, connection.on_unblocked = self._block, self._unblock
+        # py-amqp waits without end for what the broker shall answer.
+        connection.transport.sock.settimeout(self._seconds)
+
+    def _block(self, _: str) -> None:
+        self._is_blocked = self._was_blocked = True
+        logger.warning("%s; nothing is sent until that is over", _BLOCKED)
+
+    def _unblock(self) -> None:
+        self._is_blocked = False
+        logger.info("RabbitMQ has unblocked the connection")
 
     def _open(self, channel: Any) -> Producer:
         """Begin to count what is published on a new channel, as the broker does."""
@@ -93,7 +157,7 @@ class AMQPPublisher(KombuPublisher):
         for message in messages:
             try:
                 destination = EnvelopeParts.of(message.envelope).destination
-                if destination not in refused and self.is_connected:
+                if destination not in refused and self._can_send:
                     self._declare(destination)
             except Exception as error:  # noqa: BLE001 - one destination never holds the others
                 self._recover(error)
@@ -130,19 +194,16 @@ class AMQPPublisher(KombuPublisher):
     ) -> tuple[list[ClaimedMessage], str]:
         """Send a group and wait; return what may be sent again, and why its fate is not known."""
         flight = self._flight
-        sent = 0
         try:
-            for sent, message in enumerate(group):
-                if time.monotonic() >= deadline:
-                    answer.unsent.update(each.id for each in group[sent:])
+            for index, message in enumerate(group):
+                if self._is_blocked or time.monotonic() >= deadline:
+                    answer.unsent.update(each.id for each in group[index:])
                     break
-                flight.depart(message)
                 try:
-                    self._send(message, read_at)
+                    self._depart(with_delay_left(message, read_at), flight, read_at)
                 except self._errors_of_the_wire:
                     raise
                 except Exception as error:  # noqa: BLE001 - it could not be written; nothing was
-                    flight.turn_back()
                     answer.errors[message.id] = text_of(error)
             self._await(flight)
         except self._connection.channel_errors as error:
@@ -153,13 +214,24 @@ class AMQPPublisher(KombuPublisher):
         except Exception as error:  # noqa: BLE001 - of the connection, or what nobody expected
             flight.land(answer)
             self.close()
-            reason = f"{text_of(error)} (whether the broker has the message is not known)"
+            reason = f"{text_of(error)} {_UNKNOWN}"
             answer.errors.update((row, reason) for row in flight.rows)
             known = answer.known
             answer.unsent.update(each.id for each in group if each.id not in known)
             return [], reason
         flight.land(answer)
+        answer.errors.update((row, f"{_BLOCKED} {_UNKNOWN}") for row in flight.rows)
         return [], ""
+
+    def _depart(self, message: ClaimedMessage, flight: _Flight, read_at: float) -> None:
+        flight.depart(message)
+        try:
+            self._send(message, read_at)
+        except self._errors_of_the_wire:
+            raise
+        except Exception:
+            flight.turn_back()
+            raise
 
     @property
     def _errors_of_the_wire(self) -> tuple[type[BaseException], ...]:
@@ -170,19 +242,21 @@ class AMQPPublisher(KombuPublisher):
         return errors
 
     def _await(self, flight: _Flight) -> None:
-        """Read until everything is confirmed. Raises TimeoutError when that takes too long."""
-        limit = time.monotonic() + CONFIRM_SECONDS
+        """Read until everything is confirmed, or the broker has blocked the connection.
+
+        Raises TimeoutError when that takes too long.
+        """
+        began, seconds = time.monotonic(), self._seconds
         while flight.rows:
-            left = limit - time.monotonic()
+            if self._is_blocked and seconds > BLOCKED_SECONDS:
+                began, seconds = time.monotonic(), BLOCKED_SECONDS
+            left = began + seconds - time.monotonic()
             if left <= 0:
-                raise TimeoutError(
-                    f"no confirmation within {CONFIRM_SECONDS} seconds; the broker may be blocked by "
-                    "its alarm for memory or disk space"
-                )
-            try:
-                self._connection.drain_events(timeout=left)
-            except socket.timeout:  # noqa: UP041 - the loop decides
-                continue
+                if self._is_blocked:
+                    return
+                raise TimeoutError(f"no confirmation within {seconds:g} seconds")
+            with suppress(socket.timeout):
+                self._wire.drain_events(timeout=left)
 
 
 class _Answer:

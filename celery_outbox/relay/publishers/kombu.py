@@ -6,6 +6,7 @@ It declares what Celery would have declared, and sends the stored bytes untouche
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +14,25 @@ from typing import Any
 from kombu import Connection, Producer
 
 from ...message import ClaimedMessage, Envelope
-from ...publishing import Outcome
+from ...publishing import Outcome, Publisher
 
 __all__ = ["KombuPublisher", "expiration_of", "text_of"]
 
 logger = logging.getLogger(__name__)
 
+#: Characters that are stored of an error.
+TEXT_CHARACTERS = 1000
+#: What stands between the user's name and the host in a URL.
+_PASSWORD = re.compile(r"(://[^\s:/@]*):\S*@")
+#: Where the texts of SQLAlchemy, PostgreSQL, MySQL, Redis, py-amqp and botocore begin to repeat what
+#: they were given; redis-py does so before it says what went wrong.
+_PAYLOAD = re.compile(
+    r"\[SQL:|\[parameters:|\b(DETAIL|CONTEXT|LINE \d+):|, with args beginning with:|\bvalue: "
+)
+_COMMAND = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
 
-class KombuPublisher:
+
+class KombuPublisher(Publisher):
     """Publishes through ``kombu.Producer``."""
 
     #: Arguments that this transport wants with each publish.
@@ -37,10 +49,14 @@ class KombuPublisher:
 
     def connect(self) -> None:
         """Connect, trying each alternate of the URL once."""
+        self._reach()
+        self._producer = self._open(self._connection.default_channel)
+
+    def _reach(self) -> None:
+        """Make the connection itself."""
         # Kombu does not count the first try.
         others = max(len(self._connection.alt) - 1, 0)
         self._connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0)
-        self._producer = self._open(self._connection.default_channel)
 
     def _open(self, channel: Any) -> Producer:
         """A producer on a channel that nothing has used yet."""
@@ -66,13 +82,16 @@ class KombuPublisher:
                 accepted.add(message.id)
         return Outcome(accepted=accepted, errors=errors, is_connection_lost=not self.is_connected)
 
+    def keep_alive(self) -> None:
+        """Do what an idle connection needs, without waiting; called about once a second."""
+
     def close(self) -> None:
         """Let go of the connection."""
         self._producer = None
         try:
             self._connection.release()
-        except Exception:
-            logger.debug("Closing a broker connection failed", exc_info=True)
+        except Exception as error:  # noqa: BLE001 - it is let go of all the same
+            logger.debug("Closing a broker connection failed: %s", text_of(error))
 
     @property
     def _producer_of_now(self) -> Any:
@@ -142,5 +161,10 @@ def expiration_of(message: ClaimedMessage, read_at: float) -> float | None:
 
 
 def text_of(error: BaseException) -> str:
-    """What is stored of an error."""
-    return f"{type(error).__name__}: {error}"
+    """What is stored and logged of an error: no password, no payload, and not too much."""
+    text = _PASSWORD.sub(r"\1:***@", _COMMAND.sub("", str(error)))
+    if repeated := _PAYLOAD.search(text):
+        text = text[: repeated.start()].rstrip()
+    if len(text) > TEXT_CHARACTERS:
+        text = f"{text[:TEXT_CHARACTERS]}…"
+    return f"{type(error).__name__}: {text}"
