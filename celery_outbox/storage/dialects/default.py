@@ -13,7 +13,19 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import ColumnElement, Delete, Float, Index, Row, Select, Update, bindparam, case, func
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Delete,
+    Float,
+    Index,
+    Row,
+    Select,
+    Update,
+    bindparam,
+    case,
+    func,
+)
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -174,6 +186,16 @@ class Dialect(ABC):
         """A short transaction of the outbox's own, for writing."""
         with engine.begin() as connection:
             yield connection
+
+    @contextmanager
+    def begin_as_configured(self, engine: Engine) -> Iterator[Connection]:
+        """A transaction for writing beside the outbox's table, at the level that ``engine`` chooses."""
+        with engine.begin() as connection:
+            yield connection
+
+    def longest_text(self, connection: Connection, column: Column[str]) -> int | None:
+        """Bytes that a text column holds; more might be cut. None: no limit to think of."""
+        return None
 
     def lock_schema(self, connection: Connection, table: str) -> AbstractContextManager[None]:
         """Let one process at a time create or change the tables."""

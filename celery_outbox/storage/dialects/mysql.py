@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Delete,
     Float,
@@ -210,6 +211,15 @@ class MySQL(Dialect):
         """Commit, as each DDL statement does."""
         connection.commit()
 
+    def longest_text(self, connection: Connection, column: Column[str]) -> int | None:
+        """The column's own limit, or a third of a packet: quotes in the text take two bytes there.
+
+        Without a strict ``sql_mode`` what is longer than a column is cut, with a mere warning.
+        """
+        names = {"table": column.table.name, "column": column.name}
+        limit = connection.execute(text(_LONGEST), names).scalar()
+        return None if limit is None else int(limit)
+
     def is_transient(self, error: DBAPIError) -> bool:
         """Deadlocks and lock time-outs."""
         return self.code(error) in _TRANSIENT
@@ -317,6 +327,12 @@ SELECT max(timestampdiff(SECOND, trx_started, convert_tz(now(), @@time_zone, 'SY
 _ENGINE = """
 SELECT engine FROM information_schema.tables
  WHERE table_schema = coalesce(:schema, database()) AND table_name = :name
+"""
+
+_LONGEST = """
+SELECT least(character_octet_length, @@max_allowed_packet DIV 3)
+  FROM information_schema.columns
+ WHERE table_schema = database() AND table_name = :table AND column_name = :column
 """
 
 _COLLATIONS = """

@@ -98,6 +98,12 @@ class SQLite(Dialect):
             _begin(connection, "BEGIN IMMEDIATE")
             yield connection
 
+    @contextmanager
+    def begin_as_configured(self, engine: Engine) -> Iterator[Connection]:
+        """A writer from its start here too."""
+        with self.begin(engine) as connection:
+            yield connection
+
     def is_transient(self, error: DBAPIError) -> bool:
         """Another process is writing."""
         return self.code(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
