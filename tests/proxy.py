@@ -31,6 +31,12 @@ class TcpProxy:
         self._acceptor: threading.Thread | None = None
         self.listen()
 
+    @property
+    def live(self) -> int:
+        """How many connections have not ended."""
+        with self._changed:
+            return len(self._links)
+
     def through(self, url: str) -> str:
         """Return the URL with this proxy's host and port in place of the server's."""
         parts = urlsplit(url)

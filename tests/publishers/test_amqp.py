@@ -11,6 +11,7 @@ from tests.processes import HOST
 from tests.proxy import TcpProxy
 from tests.publishers.batches import connected, message, publish
 from tests.relay.wire import amqp_connection, amqp_messages
+from tests.servers import RabbitServer
 from tests.waiting import wait_until
 
 TOPIC = Exchange("news", "topic")
@@ -142,6 +143,41 @@ def test_what_the_broker_refuses_is_an_error(publisher: Publisher, rabbitmq_url:
     assert outcome.accepted == {messages[0].id}
     assert all("refused" in text for text in outcome.errors.values())
     assert ids(rabbitmq_url, "short") == [messages[0].task_id]
+
+
+def test_a_message_that_is_too_large_for_the_broker_stays_alone(
+    rabbitmq: RabbitServer, rabbitmq_url: str
+) -> None:
+    messages = [message(body=b"x" * (5000 if number == 3 else 10)) for number in range(10)]
+    limit = "application:set_env(rabbit, max_message_size, {})."
+    rabbitmq.control(limit.format(1024))
+    try:
+        publisher = connected(rabbitmq_url)
+        outcome = publish(publisher, messages)
+        assert outcome.errors.keys() == {messages[3].id}
+        assert "size 5000 is larger than" in outcome.errors[messages[3].id]
+        assert publish(publisher, [after := message()]).accepted == {after.id}
+        publisher.close()
+    finally:
+        rabbitmq.control(limit.format(134217728))
+    found = ids(rabbitmq_url)
+    assert set(found) == {each.task_id for each in [*messages, after]} - {messages[3].task_id}
+
+
+def test_bad_publishes_cost_neither_good_ones_nor_connections(
+    rabbitmq_url: str, tcp_proxy: Callable[[str, int], TcpProxy]
+) -> None:
+    proxy = tcp_proxy(HOST, int(rabbitmq_url.rpartition("/")[0].rpartition(":")[2]))
+    publisher = connected(proxy.through(rabbitmq_url))
+    good = []
+    for _ in range(20):
+        bad, *others = [message(exchange="nope", routing_key="x", declare=[]), message(), message()]
+        outcome = publish(publisher, [bad, *others])
+        assert outcome.errors.keys() == {bad.id}
+        good += others
+    assert ids(rabbitmq_url) == [each.task_id for each in good]
+    assert (proxy.accepted, proxy.live) == (1, 1)
+    publisher.close()
 
 
 def test_nothing_is_accepted_whose_confirmation_was_not_read(
