@@ -7,11 +7,34 @@ if TYPE_CHECKING:
     from .app import Outbox
     from .capture.middleware import OutboxMiddleware
     from .errors import OutboxError
+    from .message import ClaimedMessage, Envelope
+    from .publishing import Outcome, Publisher
+    from .transports import Dispatch, Transport
 
-__all__ = ["Outbox", "OutboxError", "OutboxMiddleware"]
+__all__ = [
+    "ClaimedMessage",
+    "Dispatch",
+    "Envelope",
+    "Outbox",
+    "OutboxError",
+    "OutboxMiddleware",
+    "Outcome",
+    "Publisher",
+    "Transport",
+]
 
 # At the first use: pytest loads the plugin of every installed package, and with it this module.
-_HOMES = {"Outbox": ".app", "OutboxError": ".errors", "OutboxMiddleware": ".capture.middleware"}
+_HOMES = {
+    "ClaimedMessage": ".message",
+    "Dispatch": ".transports",
+    "Envelope": ".message",
+    "Outbox": ".app",
+    "OutboxError": ".errors",
+    "OutboxMiddleware": ".capture.middleware",
+    "Outcome": ".publishing",
+    "Publisher": ".publishing",
+    "Transport": ".transports",
+}
 
 
 def __getattr__(name: str) -> Any:

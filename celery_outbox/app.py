@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from celery import Celery, Signature
-from kombu import Connection
 from sqlalchemy import MetaData
 
+from .brokers import Brokers
 from .capture import doors
 from .capture.batch import Batch, batching, current_batch
 from .capture.canvas import open_canvases
@@ -32,11 +33,12 @@ from .capture.results import attach_results
 from .capture.tracking import tracker
 from .capture.transaction import Transactions
 from .capture.view import view_of
-from .config import BrokerSpec, Settings, check_names, read_settings
+from .config import Settings, check_names, read_settings
 from .errors import ConfigurationError, OptionError
+from .publishing import Publisher
+from .relay.publishers import publisher_for
 from .storage.database import Database
 from .storage.install import install
-from .transports import Transport, describe
 
 __all__ = ["Outbox"]
 
@@ -225,7 +227,7 @@ class Outbox:
         refuse_connection(options)
         place = self._place(choice, is_republished=False)
         call = EagerCall.of(apply, task, options)
-        broker = choice.broker or self.settings.name
+        broker = self.brokers.check(choice.broker)
         described = EagerTask.of(self.app, task.name, broker, call.options)
         result = DeferredResult(described.id, task.name)
         Deferred(result=result, apply=call.run).run_in(place, [described], self.eager_sink)
@@ -236,7 +238,7 @@ class Outbox:
     ) -> list[EagerTask]:
         """What would be stored of ``signatures``; what canvases ask in eager mode."""
         return [
-            EagerTask.of_signature(self.app, signature, choice.broker or self.settings.name)
+            EagerTask.of_signature(self.app, signature, self.brokers.check(choice.broker))
             for signature, choice in self._stored(signatures, is_republished=is_republished)
         ]
 
@@ -284,18 +286,13 @@ class Outbox:
     def _choose(self, levels: Sequence[Level], *, is_republished: bool) -> Choice | None:
         settings = self.settings
         choice = choose(levels, default=settings.default and not is_republished, retry=settings.retry)
-        if choice is not None and choice.broker is not None and choice.broker not in self._brokers:
-            raise OptionError(
-                f"outbox_broker: expected one of {sorted(self._brokers)}, got {choice.broker!r}. "
-                "Add it to outbox_brokers."
-            )
-        return choice
+        return None if choice is None else replace(choice, broker=self.brokers.check(choice.broker))
 
     def _request(self, choice: Choice, name: str, options: Mapping[str, Any]) -> Request:
-        broker = choice.broker or self.settings.name
+        broker = self.brokers.check(choice.broker)
         return Request(
             broker=broker,
-            transport=self._transport(broker),
+            transport=self.brokers.transport(broker),
             task_name=name,
             queue=options.get("queue"),
             countdown=options.get("countdown"),
@@ -303,30 +300,10 @@ class Outbox:
         )
 
     @cached_property
-    def _brokers(self) -> Mapping[str, BrokerSpec | None]:
-        """Every broker that this app knows; its own has no specification but Celery's settings."""
-        return {self.settings.name: None, **self.settings.brokers}
+    def brokers(self) -> Brokers:
+        """The brokers that this app knows."""
+        return Brokers(self.app, self.settings)
 
-    def _transport(self, broker: str) -> Transport:
-        known = self._transports.get(broker)
-        if known is None:
-            spec = self._brokers[broker]
-            known = describe(self.connection(broker), None if spec is None else spec.max_delay)
-            self._transports[broker] = known
-        return known
-
-    @cached_property
-    def _transports(self) -> dict[str, Transport]:
-        return {}
-
-    @property
-    def brokers(self) -> list[str]:
-        """The names of the brokers that this app knows, its own first."""
-        return list(self._brokers)
-
-    def connection(self, broker: str) -> Connection:
-        """A new connection, not yet connected, to a broker by its name."""
-        spec = self._brokers[broker]
-        if spec is None:
-            return self.app.connection_for_write()
-        return self.app.connection_for_write(spec.url, transport_options=dict(spec.transport_options))
+    def publisher(self, broker: str) -> Publisher:
+        """A publisher, not yet connected, for a broker by its name; what a relay uses."""
+        return publisher_for(self.brokers.connection(broker), self.brokers.transport(broker))

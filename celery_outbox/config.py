@@ -37,7 +37,11 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 class BrokerSpec:
     """A named broker other than the app's own.
 
-    ``max_delay`` overrides how early, before its time, a delayed message may leave for it.
+    Attributes:
+        url: with alternates behind ``;``.
+        transport_options: as in Celery's ``broker_transport_options``.
+        default: stored dispatches that name no broker go there.
+        max_delay: overrides how early, before its time, a delayed message may leave for it.
     """
 
     url: str
@@ -57,6 +61,7 @@ class Settings:
     default: bool = False
     require_transaction: bool = False
     brokers: Mapping[str, BrokerSpec] = field(default_factory=dict)
+    transports: Mapping[str, Any] = field(default_factory=dict)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     keep: bool = False
     notify: bool = True
@@ -166,16 +171,18 @@ def _lease(what: str, value: object) -> timedelta:
 def _brokers(what: str, value: object) -> Mapping[str, BrokerSpec]:
     if not isinstance(value, Mapping):
         _refuse_unseen(what, "a mapping of broker names to URLs", value)
-    return {
+    brokers = {
         _name(f"{what}, a key", name): _broker(f"{what}[{name!r}]", it) for name, it in value.items()
     }
+    defaults = [name for name, spec in brokers.items() if spec.default]
+    if len(defaults) > 1:
+        _refuse(what, "at most one broker with 'default': True", defaults)
+    return brokers
 
 
 def _broker(what: str, value: object) -> BrokerSpec:
-    given = {"url": value} if isinstance(value, str) else value
+    given = value if isinstance(value, Mapping) else {"url": value}
     allowed = {"url", "transport_options", "default", "max_delay"}
-    if not isinstance(given, Mapping) or not isinstance(given.get("url"), str):
-        _refuse_unseen(what, "a broker URL, or a mapping with a 'url'", value)
     if unknown := sorted(set(given) - allowed):
         _refuse(what, f"no keys but {sorted(allowed)}", unknown)
     options = given.get("transport_options", {})
@@ -183,11 +190,27 @@ def _broker(what: str, value: object) -> BrokerSpec:
         _refuse_unseen(f"{what}['transport_options']", "a mapping", options)
     early = given.get("max_delay")
     return BrokerSpec(
-        url=given["url"],
+        url=_broker_url(what, given.get("url")),
         transport_options=dict(options),
         default=_flag(f"{what}['default']", given.get("default", False)),
         max_delay=None if early is None else parse_duration(early, f"{what}['max_delay']"),
     )
+
+
+def _broker_url(what: str, value: object) -> str:
+    alternates = value if isinstance(value, list | tuple) else [value]
+    if not alternates or not all(isinstance(each, str) and each.strip() for each in alternates):
+        _refuse_unseen(what, "a broker URL, a list of alternates, or a mapping with a 'url'", value)
+    return ";".join(map(str, alternates))
+
+
+def _transports(what: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
+        _refuse_unseen(what, "a mapping of URL schemes to classes", value)
+    for scheme, named in value.items():
+        if not isinstance(named, str | type):
+            _refuse(f"{what}[{scheme!r}]", "a class or the path of one", named)
+    return dict(value)
 
 
 def read_retry(what: str, value: object, base: RetryPolicy | None = None) -> RetryPolicy:
@@ -225,6 +248,7 @@ _READERS: Mapping[str, Callable[[str, object], Any]] = {
     "default": _flag,
     "require_transaction": _flag,
     "brokers": _brokers,
+    "transports": _transports,
     "retry": read_retry,
     "keep": _flag,
     "notify": _flag,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -33,25 +34,42 @@ class Outcome:
 
     def check(self, messages: Sequence[ClaimedMessage]) -> None:
         """Raise PublisherContractError unless each message of the batch appears exactly once."""
-        answered = [*self.accepted, *self.deferred, *self.errors, *self.unsent]
-        known = {message.id for message in messages}
-        undelayed = {message.id for message in messages if message.due_in is None}
-        problems = {
-            "ids that are not in the batch": set(answered) - known,
-            "ids named more than once": {each for each in known if answered.count(each) > 1},
-            "ids of which nothing is said": known - set(answered),
-            "ids deferred that have no delay": undelayed & self.deferred,
-        }
-        found = [f"{what} {sorted(ids)}" for what, ids in problems.items() if ids]
+        found = [f"{what} {sorted(ids)}" for what, ids in self._problems(messages).items() if ids]
         if found:
             raise PublisherContractError(
                 f"expected a publisher to answer once for each message, found {'; '.join(found)}. "
-                "Correct the publisher; nothing was deleted."
+                "Correct the publisher; only what it has accepted without contradiction counts."
             )
+
+    def without_contradictions(self, messages: Sequence[ClaimedMessage], reason: str) -> Outcome:
+        """What of an answer that breaks the contract still counts; the rest are errors."""
+        wrong = set().union(*self._problems(messages).values())
+        known = {message.id for message in messages}
+        kept = {
+            name: (set(getattr(self, name)) & known) - wrong
+            for name in ("accepted", "deferred", "unsent")
+        }
+        errors = {row: text for row, text in self.errors.items() if row in known - wrong}
+        errors |= dict.fromkeys(wrong & known, reason)
+        return Outcome(**kept, errors=errors, is_connection_lost=self.is_connection_lost)
+
+    def _problems(self, messages: Sequence[ClaimedMessage]) -> Mapping[str, Set[int]]:
+        answered = Counter([*self.accepted, *self.deferred, *self.errors, *self.unsent])
+        known = {message.id for message in messages}
+        undelayed = {message.id for message in messages if message.due_in is None}
+        return {
+            "ids that are not in the batch": answered.keys() - known,
+            "ids named more than once": {each for each in known if answered[each] > 1},
+            "ids of which nothing is said": known - answered.keys(),
+            "ids deferred that have no delay": undelayed & set(self.deferred),
+        }
 
 
 class Publisher(Protocol):
-    """Publishes batches over one connection to one broker; used by one thread at a time."""
+    """Publishes batches over one connection to one broker; used by one thread at a time.
+
+    Derive from it: what has a default here is then inherited.
+    """
 
     @property
     def is_connected(self) -> bool:
@@ -72,6 +90,19 @@ class Publisher(Protocol):
 
         KeyboardInterrupt and SystemExit pass through. Any other exception counts as: the outcome of
         the whole batch is unknown.
+        """
+
+    def line_of(self, message: ClaimedMessage) -> str | None:
+        """The line that a message must keep its place in, such as an SQS FIFO group; None for none.
+
+        When one of a line could not be delivered, the relay offers the others only after it.
+        """
+        return None
+
+    def keep_alive(self) -> None:
+        """Do what an idle connection needs; called every few seconds while there is nothing to do.
+
+        Never raises; a connection that is found lost is closed.
         """
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from ..errors import OptionError
 from ..message import Envelope, OutboxMessage
 from ..policy import RetryPolicy
 from ..storage.schema import MAX_TASK_ID, storable
-from ..transports import Transport
+from ..transports import Dispatch, Transport
 from .times import read_eta
 
 __all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
@@ -135,23 +135,37 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         data: bytes,
         expiration: float | None,
     ) -> OutboxMessage:
-        request, queue = self._request, _destination(envelope)
+        request = self._request
         # Protocol 1 keeps the id and the time in the body, and so do events.
         about = body if isinstance(body, dict) else headers
         is_event = about is body and "type" in body
+        task_name = str(about["type"]) if is_event else request.task_name
         countdown, eta = (None, None) if is_event else self._delay(about.get("eta"))
+        dispatch = request.transport.prepare(
+            Dispatch(
+                task=None if is_event else self._app.tasks.get(task_name),
+                task_name=task_name,
+                queue=_destination(envelope),
+                envelope=envelope,
+                body=data,
+                countdown=countdown,
+                eta=eta,
+                expires_in=expiration,
+                lead=request.transport.lead,
+            )
+        )
         return OutboxMessage(
             task_id=_checked_id(about.get("uuid") if is_event else about.get("id")),
-            task_name=str(about["type"]) if is_event else request.task_name,
+            task_name=task_name,
             broker=request.broker,
-            queue=queue,
-            envelope=envelope.to_text(),
-            body=data,
+            queue=dispatch.queue,
+            envelope=dispatch.envelope.to_text(),
+            body=dispatch.body,
             made_at=time.monotonic(),
-            countdown=countdown,
-            eta=eta,
-            expires_in=expiration,
-            lead=request.transport.lead_for(queue).total_seconds(),
+            countdown=dispatch.countdown,
+            eta=dispatch.eta,
+            expires_in=dispatch.expires_in,
+            lead=dispatch.lead.total_seconds(),
             retry=request.retry,
         )
 

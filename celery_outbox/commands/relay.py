@@ -10,15 +10,16 @@ from functools import partial
 
 import click
 from celery import Celery
-from kombu import Connection
 
 from ..app import Outbox
 from ..errors import ConfigurationError
+from ..publishing import Publisher
 from ..relay.loop import Relay, RelayOptions
-from ..transports import describe
 from .choosing import Duration, choose_databases, find_outbox, reports_errors
 
 __all__ = ["relay"]
+
+logger = logging.getLogger(__name__)
 
 
 @click.command()
@@ -71,16 +72,24 @@ def relay(
         ctx.exit(1)
 
 
-def _brokers(box: Outbox) -> dict[str, Callable[[], Connection]]:
-    for name in box.brokers:
-        transport = describe(box.connection(name))
+def _brokers(box: Outbox) -> dict[str, Callable[[], Publisher]]:
+    """The brokers that this process can relay to. Raises ConfigurationError for one in memory."""
+    for name in box.brokers.names:
+        transport = box.brokers.transport(name)
         if transport.is_in_process:
             raise ConfigurationError(
                 f"broker {name!r}: expected one that other processes can reach, found "
                 f"{transport.kind}://, whose messages would end with this process. "
                 "Choose another broker, or relay inside the process that consumes."
             )
-    return {name: partial(box.connection, name) for name in box.brokers}
+        if not transport.is_persistent:
+            logger.warning(
+                "Broker %r (%s) keeps its messages in memory only: what it has taken counts as "
+                "delivered, and is lost when it restarts",
+                name,
+                transport.kind,
+            )
+    return {name: partial(box.publisher, name) for name in box.brokers.names}
 
 
 def _set_up_logging(app: Celery) -> None:

@@ -14,23 +14,28 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from kombu import Connection
+from sqlalchemy.engine import Connection
 
 from ..errors import OutboxError, PublisherContractError
 from ..message import ClaimedMessage
 from ..policy import RetryPolicy
+from ..publishing import Outcome, Publisher
 from ..signals import outbox_failed, outbox_published
 from ..storage.database import Database
 from ..storage.store import Claim, Failure
 from .backoff import next_delay
 from .heartbeat import Heartbeat
 from .horizon import Horizon
-from .publishers import Outcome, Publisher, publisher_for
+from .lines import Lines, Parted
+from .publishers.kombu import text_of
 from .wakeup import Wakeup
 
 __all__ = ["Relay", "RelayOptions"]
 
 logger = logging.getLogger(__name__)
+
+#: How often idle connections are looked after: twice in the shortest heartbeat that is in use.
+KEEP_ALIVE = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +66,13 @@ class Relay:
 
     Args:
         databases: those to read, in turn.
-        brokers: a maker of connections for each broker's name; messages for others are left alone.
+        brokers: a maker of publishers for each broker's name; messages for others are left alone.
     """
 
     def __init__(
         self,
         databases: Sequence[Database],
-        brokers: Mapping[str, Callable[[], Connection]],
+        brokers: Mapping[str, Callable[[], Publisher]],
         options: RelayOptions,
     ) -> None:
         self._databases = databases
@@ -81,6 +86,8 @@ class Relay:
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
         self._rests: dict[str, float] = {}
+        self._lines = Lines()
+        self._kept_alive_at = time.monotonic()
         self._horizons: defaultdict[tuple[str, str], Horizon] = defaultdict(Horizon)
 
     def stop(self) -> None:
@@ -102,16 +109,33 @@ class Relay:
         try:
             with self._heartbeat, Wakeup() as self._wakeup:
                 while not self._is_stopped:
+                    self._keep_alive()
                     settled, accepted = self._pass()
                     if self._options.once or (self._options.stop_when_empty and not settled):
                         return self._has_worked
                     if not accepted and not self._options.stop_when_empty:
-                        self._wakeup.wait(self._rest())
+                        self._wait(self._rest())
             return True
         finally:
             for publisher in self._publishers.values():
                 publisher.close()
             logger.info("The relay ends; it has delivered %d message(s)", self._delivered)
+
+    def _wait(self, rest: timedelta) -> None:
+        """Wait for a signal or until ``rest`` is over, with the connections kept alive."""
+        assert self._wakeup is not None  # noqa: S101 - run() has made it
+        while rest > timedelta(0) and not self._wakeup.wait(min(rest, KEEP_ALIVE)):
+            rest -= KEEP_ALIVE
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """Look after connections that may be idle, however busy the others are."""
+        if time.monotonic() < self._kept_alive_at + KEEP_ALIVE.total_seconds() / 2:
+            return
+        self._kept_alive_at = time.monotonic()
+        for publisher in self._publishers.values():
+            if publisher.is_connected:
+                publisher.keep_alive()
 
     def _rest(self) -> timedelta:
         """How long to wait: less than ``sleep`` where not everything has been looked at."""
@@ -171,13 +195,18 @@ class Relay:
         horizon.claimed(claim.latest)
         if not claim.messages:
             return (), Outcome()
-        outcome = self._publish(publisher, claim)
+        parted = self._lines.part(publisher, claim.messages)
+        outcome = self._publish(publisher, claim, parted.free)
         if outcome.is_connection_lost:
             self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
         elif outcome.accepted:
             # Not on connecting: with some transports that proves nothing.
             self._well(f"broker {broker!r}")
-        self._settle(database, broker, claim, outcome)
+        try:
+            self._settle(database, broker, claim, parted, outcome)
+        except OutboxError:
+            self._lines.lapse(parted, outcome.accepted, claim.expires)
+            raise
         self._delivered += len(outcome.accepted)
         return claim.messages, outcome
 
@@ -191,56 +220,64 @@ class Relay:
         """The connected publisher of ``broker``; None when it cannot be reached."""
         publisher = self._publishers.get(broker)
         if publisher is None:
-            publisher = self._publishers[broker] = publisher_for(self._brokers[broker]())
+            publisher = self._publishers[broker] = self._brokers[broker]()
         if publisher.is_connected:
             return publisher
         try:
             publisher.connect()
         except Exception as error:  # noqa: BLE001 - transports raise what they like
             publisher.close()
-            self._trouble(f"broker {broker!r}", f"{type(error).__name__}: {error}")
+            self._trouble(f"broker {broker!r}", text_of(error))
             return None
         return publisher
 
-    def _publish(self, publisher: Publisher, claim: Claim) -> Outcome:
+    def _publish(
+        self, publisher: Publisher, claim: Claim, messages: Sequence[ClaimedMessage]
+    ) -> Outcome:
+        outcome = None
         try:
-            outcome = publisher.publish(claim.messages, deadline=claim.expires, read_at=claim.read_at)
-            outcome.check(claim.messages)
+            outcome = publisher.publish(messages, deadline=claim.expires, read_at=claim.read_at)
+            outcome.check(messages)
         except PublisherContractError as error:
             logger.exception("A publisher broke its contract")
-            return Outcome(errors={message.id: str(error) for message in claim.messages})
+            return (outcome or Outcome()).without_contradictions(messages, str(error))
         except Exception as error:
             # The batch's boundary: whatever a transport raises, the relay goes on.
             logger.exception("Publishing a batch failed")
             publisher.close()
-            text = f"{type(error).__name__}: {error}"
-            return Outcome(errors={message.id: text for message in claim.messages})
+            return Outcome(errors=dict.fromkeys((each.id for each in messages), text_of(error)))
         return outcome
 
-    def _settle(self, database: Database, broker: str, claim: Claim, outcome: Outcome) -> None:
+    def _settle(
+        self, database: Database, broker: str, claim: Claim, parted: Parted, outcome: Outcome
+    ) -> None:
         messages = {message.id: message for message in claim.messages}
+        delays = {id_: self._delay(messages[id_]) for id_ in messages if id_ in outcome.errors}
+        behind = self._lines.settle(parted, outcome.accepted, delays)
         failures = {
-            id_: Failure(error=text, delay=self._delay(messages[id_]))
-            for id_, text in outcome.errors.items()
+            id_: Failure(error=outcome.errors[id_], delay=behind.pop(id_, delay))
+            for id_, delay in delays.items()
         }
-        settled = database.run(
-            lambda connection: sum(
-                (
-                    database.store.accept(
-                        connection, claim.token, sorted(outcome.accepted), keep=self._options.keep
-                    )
-                    if outcome.accepted
-                    else 0,
-                    database.store.defer(connection, claim.token, sorted(outcome.deferred))
-                    if outcome.deferred
-                    else 0,
-                    database.store.release(connection, claim.token, sorted(outcome.unsent))
-                    if outcome.unsent
-                    else 0,
-                    database.store.fail(connection, claim.token, failures) if failures else 0,
-                )
-            )
-        )
+        unsent = set(outcome.unsent) - behind.keys()
+        store, token = database.store, claim.token
+
+        def write(connection: Connection) -> int:
+            count = 0
+            if outcome.accepted:
+                ids = sorted(outcome.accepted)
+                count += store.accept(connection, token, ids, keep=self._options.keep)
+            if outcome.deferred:
+                count += store.defer(connection, token, sorted(outcome.deferred))
+            if unsent:
+                count += store.release(connection, token, sorted(unsent))
+            if failures:
+                count += store.fail(connection, token, failures)
+            if behind:
+                # After the failed ones, so that their times are later.
+                count += store.postpone(connection, token, behind)
+            return count
+
+        settled = database.run(write)
         if settled < len(messages):
             logger.warning(
                 "The lease of a batch ended before it was settled: %d of %d messages belong to another "

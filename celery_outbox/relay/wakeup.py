@@ -54,7 +54,9 @@ class Wakeup:
         with suppress(OSError):
             self._rope.send(b"\0")
 
-    def wait(self, duration: timedelta) -> None:
-        """Wait until it has rung, at most ``duration``."""
-        if self._poll.poll(min(duration, _LONGEST) / timedelta(milliseconds=1)):
+    def wait(self, duration: timedelta) -> bool:
+        """Wait until it has rung, at most ``duration``; whether it has."""
+        rung = bool(self._poll.poll(min(duration, _LONGEST) / timedelta(milliseconds=1)))
+        if rung:
             self._bell.recv(65536)
+        return rung

@@ -136,6 +136,17 @@ class OutboxStore:
         """Put messages back as they were before the claim."""
         return self._update(connection, token, ids, {"attempts": self._one_less()})
 
+    def postpone(self, connection: Connection, token: str, delays: Mapping[int, timedelta]) -> int:
+        """Put messages back until later, the attempt not counted; in the order of ``delays``."""
+        t, clock = self.tables.messages, self.dialect.clock()
+        later = self.dialect.shifted(clock, bindparam("delay", type_=Float(53)))
+        return connection.execute(
+            update(t)
+            .where(t.c.id == bindparam("row"), t.c.claim_token == token)
+            .values(_FREE | {"attempts": self._one_less(), "scheduled_at": later}),
+            [{"row": id_, "delay": delay.total_seconds()} for id_, delay in delays.items()],
+        ).rowcount
+
     def fail(self, connection: Connection, token: str, failures: Mapping[int, Failure]) -> int:
         """Record errors; schedule the next attempts, or keep the messages as failed."""
         count = 0

@@ -51,8 +51,6 @@ def publish(
 
     Raises OutboxError when a broker did not take all of its messages.
     """
-    from ..relay.publishers import publisher_for
-
     results: list[Any] = []
     by_broker: dict[str, list[tuple[RecordedTask, OutboxMessage]]] = {}
     for task in tasks:
@@ -61,7 +59,7 @@ def publish(
     for broker, stored in by_broker.items():
         now = time.monotonic()
         batch = [_claimed(number, message, now) for number, (_, message) in enumerate(stored)]
-        publisher = publisher_for(outbox.connection(broker))
+        publisher = outbox.publisher(broker)
         try:
             publisher.connect()
             outcome = publisher.publish(batch, deadline=now + 60, read_at=now)

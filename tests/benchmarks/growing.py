@@ -6,7 +6,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from celery_outbox.relay.publishers import Publisher, publisher_for
+from celery_outbox.relay.publishers import Publisher
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.install import install
 from tests.benchmarks.filling import Pattern, analyze, fill
@@ -59,7 +59,7 @@ def _grow(stage: Stage, scale: Scale, kind: str, many: int) -> Report:
         (contents, _table(shop, pattern, f"outbox_{number}", contents))
         for number, contents in enumerate([few, *others])
     ]
-    publisher = publisher_for(shop.outbox.connection(pattern.broker))
+    publisher = shop.outbox.publisher(pattern.broker)
     publisher.connect()
 
     def turn(watch: Stopwatch) -> None:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -42,7 +43,7 @@ def make_relay(outbox: Outbox, **options: Any) -> Relay:
     }
     return Relay(
         list(outbox.databases.values()),
-        {name: lambda name=name: outbox.connection(name) for name in outbox.brokers},
+        {name: partial(outbox.publisher, name) for name in outbox.brokers.names},
         RelayOptions(**chosen | options),
     )
 

@@ -11,19 +11,25 @@ from collections.abc import Callable
 from kombu import Connection
 
 from ...publishing import Outcome, Publisher
-from ...transports import describe
+from ...transports import Transport, describe
 from .amqp import AMQPPublisher
+from .database import database_publisher
 from .redis import RedisPublisher
+from .sqs import SQSPublisher
 from .virtual import VirtualPublisher
 
 __all__ = ["Outcome", "Publisher", "publisher_for"]
 
 _PUBLISHERS: dict[str, Callable[[Connection], Publisher]] = {
+    "SQS": SQSPublisher,
     "pyamqp": AMQPPublisher,
     "redis": RedisPublisher,
+    "sqlalchemy": database_publisher,
 }
 
 
-def publisher_for(connection: Connection) -> Publisher:
-    """The publisher for the transport of ``connection``, which it takes over."""
-    return _PUBLISHERS.get(describe(connection).kind, VirtualPublisher)(connection)
+def publisher_for(connection: Connection, transport: Transport | None = None) -> Publisher:
+    """The publisher for ``connection``, which it takes over; ``transport`` may bring one of its own."""
+    transport = transport or describe(connection)
+    own = transport.publisher(connection)
+    return own or _PUBLISHERS.get(transport.kind, VirtualPublisher)(connection)
