@@ -69,6 +69,12 @@ def rabbitmq(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[se
 
 
 @pytest.fixture(scope="session")
+def sqs_server(server_directory: Path, pytestconfig: pytest.Config) -> Iterator[servers.SQSServer]:
+    with _running("sqs", servers.start_sqs, server_directory, pytestconfig) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
 def pgbouncer(
     server_directory: Path, postgresql: servers.DatabaseServer, pytestconfig: pytest.Config
 ) -> Iterator[servers.Server]:
@@ -119,6 +125,12 @@ def redis_url(redis_server: servers.RedisServer) -> str:
 def rabbitmq_url(rabbitmq: servers.RabbitServer) -> str:
     """The URL of an empty virtual host of RabbitMQ."""
     return rabbitmq.empty_vhost()
+
+
+@pytest.fixture
+def sqs_url(sqs_server: servers.SQSServer) -> str:
+    """The URL of a broker that speaks SQS and has no queue yet."""
+    return sqs_server.without_queues()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def spawn(
     stop_signal: signal.Signals = signal.SIGKILL,
 ) -> Process:
     """Start a program in the directory, with its output in a log file there."""
-    log = directory / f"{command[0]}.log"
+    log = directory / f"{Path(command[0]).name}.log"
     with log.open("wb") as output:
         popen = subprocess.Popen(
             [*_as_user(user), *_dying_with_us(stop_signal), *_resolved(command)],

@@ -14,9 +14,12 @@ import os
 import shutil
 import signal
 import socket
+import sys
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import amqp
@@ -42,6 +45,7 @@ REQUIREMENTS = {
     "redis": (("redis-server",), "redis-server"),
     "rabbitmq": (("rabbitmq-server", "rabbitmqctl", "epmd"), "rabbitmq-server"),
     "pgbouncer": (("pgbouncer",), "pgbouncer"),
+    "sqs": ((), ""),  # a Python package
 }
 VHOSTS_AT_A_TIME = 40
 
@@ -111,6 +115,16 @@ class RabbitServer(Server):
             + "]]."
         )
         self.vhosts.extend(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SQSServer(Server):
+    """moto: SQS, SNS and STS, with checks like those of AWS."""
+
+    def without_queues(self) -> str:
+        """Delete everything and return the broker's URL."""
+        _ask_moto(self.port, "reset", "POST")
+        return self.url
 
 
 def missing(name: str) -> str | None:
@@ -218,6 +232,19 @@ def start_redis(directory: Path) -> RedisServer:
     return RedisServer(name="Redis", version=version, port=port, url=url, processes=(process,))
 
 
+def start_sqs(directory: Path) -> SQSServer:
+    """Start moto, which keeps everything in memory."""
+    port = unused_port()
+    directory.mkdir(parents=True)
+    program = str(Path(sys.executable).with_name("moto_server"))
+    process = spawn([program, "-H", HOST, "-p", str(port)], directory)
+    _wait_for(process, lambda: _ask_moto(port, "data.json", "GET"))
+    url = f"sqs://key:secret@{HOST}:{port}//"
+    return SQSServer(
+        name="moto (SQS)", version=version("moto"), port=port, url=url, processes=(process,)
+    )
+
+
 def start_rabbitmq(directory: Path) -> RabbitServer:
     """Start RabbitMQ as a node of its own, with its own port mapper and no plugins."""
     port, mapper_port = unused_port(), unused_port()
@@ -319,6 +346,12 @@ def _ask_rabbitmq(port: int, vhost: str) -> str:
         return str(connection.server_properties["version"])
     finally:
         connection.close()
+
+
+def _ask_moto(port: int, what: str, method: str) -> str:
+    request = urllib.request.Request(f"http://{HOST}:{port}/moto-api/{what}", method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return str(answer.status)
 
 
 def _reach(port: int) -> str:
