@@ -15,17 +15,22 @@ CHUNK_BYTES = 65536
 
 
 class TcpProxy:
-    """Listens on `port` and forwards each connection to (host, port) of a server."""
+    """Listens on `port` and forwards each connection to (host, port) of a server.
+
+    `accepted` counts the connections, `passed` the bytes: of clients (False) and of replies (True).
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = HOST
         self.port = unused_port()
         self.accepted = 0
+        self.passed = {False: 0, True: 0}
         self._upstream = (host, port)
         self._changed = threading.Condition()
         self._is_stalled = False
         self._holds_replies = False
         self._drops_replies = False
+        self._allowances: dict[bool, int] = {}
         self._links: set[_Link] = set()
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -64,9 +69,15 @@ class TcpProxy:
             self._is_stalled = self._holds_replies = self._drops_replies = False
             self._changed.notify_all()
 
+    def cut_after(self, size: int, *, of_replies: bool = False) -> None:
+        """Forward so many more bytes of what the client sends, or of the replies; then cut, once."""
+        with self._changed:
+            self._allowances = {of_replies: size}
+
     def cut(self) -> None:
         """Close every live connection, on both sides; new ones are still accepted."""
         with self._changed:
+            self._allowances = {}
             links = list(self._links)
         for link in links:
             link.close()
@@ -120,6 +131,16 @@ class TcpProxy:
         with self._changed:
             self._changed.wait_for(lambda: link.is_closed or not self._holds(is_reply=is_reply))
             return not link.is_closed and not (is_reply and self._drops_replies)
+
+    def spend(self, size: int, *, is_reply: bool) -> int:
+        """Tell how many of some bytes go on before the cut."""
+        with self._changed:
+            left = self._allowances.get(is_reply, size)
+            passing = min(left, size)
+            self.passed[is_reply] += passing
+            if is_reply in self._allowances:
+                self._allowances[is_reply] -= passing
+            return passing
 
     def _holds(self, *, is_reply: bool) -> bool:
         return self._is_stalled or (is_reply and self._holds_replies)
@@ -197,7 +218,10 @@ class _Link:
         try:
             while chunk := source.recv(CHUNK_BYTES):
                 if self._proxy.may_pass(self, is_reply=is_reply):
-                    target.sendall(chunk)
+                    passing = self._proxy.spend(len(chunk), is_reply=is_reply)
+                    target.sendall(chunk[:passing])
+                    if passing < len(chunk):
+                        self._proxy.cut()
             if self._proxy.may_pass(self, is_reply=is_reply):
                 target.shutdown(socket.SHUT_WR)  # the other way may still have bytes to bring
         except OSError:
