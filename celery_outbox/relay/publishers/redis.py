@@ -116,7 +116,7 @@ class RedisPublisher(KombuPublisher):
                 self._add(pipeline, message, ways, read_at)
             except Exception as error:  # noqa: BLE001 - one message's failure never holds the others
                 if type(error).__name__ in _UNUSABLE:
-                    self.close()
+                    self._leave()
                     unsent.add(message.id)
                 else:
                     errors[message.id] = text_of(error)
@@ -211,10 +211,19 @@ class RedisPublisher(KombuPublisher):
             if not isinstance(answer, Exception):
                 continue
             if type(answer).__name__ in _UNUSABLE:
-                self.close()
+                self._leave()
                 unsent.update(rows)
             else:
                 errors.update((row, text_of(answer)) for row in rows)
+
+    def _leave(self) -> None:
+        """Let go of a server that takes nothing now; where it has alternates, it is their turn.
+
+        Kombu itself would stay with what it can reach.
+        """
+        if self.is_connected:
+            self.close()
+            self._connection.maybe_switch_next()
 
     @property
     def _producer_channel(self) -> Any:
