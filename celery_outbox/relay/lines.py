@@ -1,15 +1,15 @@
 """Lines: messages that must leave one after the other, such as those of one SQS FIFO group.
 
-When the first of a line could not be delivered, the others wait behind it until its next attempt. They
-keep their order: each waits a little longer than the one before it. This holds for one relay that
-works on one batch at a time.
+When one of a line could not be delivered, those behind it are put back until its next attempt. Who
+stands before whom is remembered here, for the rows' times alone do not tell: what is stored later falls
+due earlier than what was put back. This holds for one relay that works on one batch at a time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ..message import ClaimedMessage
@@ -17,27 +17,33 @@ from ..publishing import Publisher
 
 __all__ = ["Lines", "Parted"]
 
-#: By which each message of a line waits longer than the one before; longer than a clock's tick.
+#: By which each message of a line waits longer than the one before, seconds: more than a clock's tick.
 STEP = 0.002
-#: By which the others wait longer than the first, seconds: its own time is written a little later.
-SLACK = 1.0
+#: By which the next one waits longer than the one that failed, whose time is written a little later.
+SLACK = 0.1
+#: The longest that one is put back, for the one before it may be delivered sooner than planned.
+LONGEST = 60.0
 
-_Line = tuple[str, str]
+_AT_ONCE = 100
 
 
 @dataclass(slots=True)
-class _Held:
-    """A line whose first message could not be delivered.
+class _Line:
+    """Those who wait.
 
     Attributes:
-        first: the identity of that message's row.
-        until: monotonic time at which it has been offered again for certain, if it is still there.
-        last: monotonic time until which the last one behind it was put back.
+        waiting: the ids of their rows, in order.
+        last: monotonic time until which the last of them was put back.
     """
 
-    first: str
-    until: float
-    last: float
+    waiting: dict[int, None] = field(default_factory=dict)
+    last: float = 0.0
+
+    def put_back(self, row: int, now: float) -> timedelta:
+        """Have a row wait behind those before it; how long."""
+        self.waiting[row] = None  # one that waits already keeps its place
+        self.last = max(self.last, now) + STEP
+        return timedelta(seconds=min(self.last - now, LONGEST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,84 +51,107 @@ class Parted:
     """A batch, as its lines allow it to go.
 
     Attributes:
-        messages: all, those in front for which others wait.
+        messages: all, those in front that have waited longest.
         free: those that may go now, in order.
-        lines: the line of each message that stands in one, by its id.
+        names: the line of each message that stands in one, by its id.
     """
 
     messages: Sequence[ClaimedMessage]
     free: Sequence[ClaimedMessage]
-    lines: Mapping[int, _Line]
+    names: Mapping[int, str]
 
 
 class Lines:
-    """The lines of all brokers, for one relay."""
+    """The lines of one broker's messages in one database."""
 
     def __init__(self) -> None:
-        self._held: dict[_Line, _Held] = {}
+        self._lines: dict[str, _Line] = {}
 
-    def part(self, publisher: Publisher, messages: Sequence[ClaimedMessage]) -> Parted:
-        """Which messages may go now."""
-        lines = {
-            message.id: (message.broker, line)
-            for message in messages
-            if (line := publisher.line_of(message)) is not None
+    def part(
+        self,
+        publisher: Publisher,
+        messages: Sequence[ClaimedMessage],
+        undelivered: Callable[[Sequence[int]], Collection[int]],
+    ) -> Parted:
+        """Which messages may go now; ``undelivered`` says which of some rows are still to be sent."""
+        names = {
+            message.id: line for message in messages if (line := publisher.line_of(message)) is not None
         }
-        if not self._held or not lines:
-            return Parted(messages=messages, free=messages, lines=lines)
-        here = {message.identity for message in messages}
-        self._forget_gone(set(lines.values()), here)
-        firsts = {held.first for held in self._held.values()}
-        ordered = sorted(messages, key=lambda message: message.identity not in firsts)
-        free = [each for each in ordered if not self._waits(lines.get(each.id), here)]
-        return Parted(messages=ordered, free=free, lines=lines)
-
-    def _forget_gone(self, lines: Iterable[_Line], here: Container[str]) -> None:
-        """Let those go whose first is not there any more: it would have fallen due before them."""
-        now = time.monotonic()
-        for line in lines:
-            held = self._held.get(line)
-            if held is not None and held.first not in here and now >= held.until:
-                del self._held[line]
-
-    def _waits(self, line: _Line | None, here: Container[str]) -> bool:
-        held = None if line is None else self._held.get(line)
-        return held is not None and held.first not in here
+        lines = {name: self._lines[name] for name in set(names.values()) if name in self._lines}
+        if not lines:
+            return Parted(messages=messages, free=messages, names=names)
+        here = {message.id for message in messages}
+        places: dict[int, int] = {}
+        held: set[int] = set()
+        for name, line in lines.items():
+            self._forget_gone(name, here, undelivered)
+            is_held = False
+            newcomers = [row for row, its in names.items() if its == name and row not in line.waiting]
+            for place, row in enumerate([*line.waiting, *newcomers]):
+                is_held = is_held or row not in here
+                places[row] = place
+                if is_held:
+                    held.add(row)
+        ordered = sorted(messages, key=lambda message: places.get(message.id, 0))
+        free = [message for message in ordered if message.id not in held]
+        return Parted(messages=ordered, free=free, names=names)
 
     def settle(
         self, parted: Parted, accepted: Container[int], failures: Mapping[int, timedelta | None]
     ) -> dict[int, timedelta]:
-        """How long those wait that stand behind one which was not delivered, by their ids.
+        """How long those wait that stand behind one which was not delivered, by their ids, in order.
 
         ``failures`` holds how long each failed one would wait by itself; None: it is given up.
         """
         behind: dict[int, timedelta] = {}
         now = time.monotonic()
-        for message in parted.messages:
-            line = parted.lines.get(message.id)
-            if line is None:
-                continue
-            held = self._held.get(line)
-            is_behind = held is not None and held.first != message.identity
-            if message.id in accepted:
-                if held is not None and not is_behind:
-                    del self._held[line]
-            elif held is not None and is_behind:
-                held.last = max(held.last, now) + STEP
-                behind[message.id] = timedelta(seconds=held.last - now)
-            elif (delay := failures.get(message.id)) is not None:
-                self._hold(line, message, now + delay.total_seconds())
-            elif held is not None:
-                del self._held[line]  # given up, or put back untried: nobody waits for it
+        free = {message.id for message in parted.free}
+        stuck: set[str] = set()
+        for row, name in self._in_order(parted):
+            line, delay = self._lines.setdefault(name, _Line()), failures.get(row)
+            if row in accepted or (row in failures and delay is None):
+                line.waiting.pop(row, None)
+            elif name in stuck or row not in free:
+                behind[row] = line.put_back(row, now)
+            elif delay is not None:
+                stuck.add(name)
+                line.waiting[row] = None
+                line.last = max(line.last, now + delay.total_seconds() + SLACK)
+            elif line.waiting:
+                line.waiting[row] = None  # put back as it was: it still comes before the others
+            self._forget(name, ())
         return behind
 
-    def lapse(self, parted: Parted, accepted: Container[int], expires: float) -> None:
-        """A batch could not be settled: what was not accepted is offered again after its lease."""
-        for message in reversed(parted.messages):
-            line = parted.lines.get(message.id)
-            if line is not None and message.id not in accepted:
-                self._hold(line, message, expires)
+    def lapse(self, parted: Parted, accepted: Container[int]) -> None:
+        """A batch could not be settled: what was not accepted comes again when its lease is over."""
+        for row, name in self._in_order(parted):
+            if row not in accepted:
+                self._lines.setdefault(name, _Line()).waiting[row] = None
 
-    def _hold(self, line: _Line, message: ClaimedMessage, until: float) -> None:
-        until += SLACK
-        self._held[line] = _Held(first=message.identity, until=until, last=until)
+    def _in_order(self, parted: Parted) -> Iterable[tuple[int, str]]:
+        for message in parted.messages:
+            if (name := parted.names.get(message.id)) is not None:
+                yield message.id, name
+
+    def _forget_gone(
+        self,
+        name: str,
+        here: Container[int],
+        undelivered: Callable[[Sequence[int]], Collection[int]],
+    ) -> None:
+        """Let those in front go that were delivered by another relay, given up or forgotten."""
+        absent = [row for row in self._lines[name].waiting if row not in here]
+        for start in range(0, len(absent), _AT_ONCE):
+            asked = absent[start : start + _AT_ONCE]
+            still = set(undelivered(asked))
+            self._forget(name, set(asked) - still)
+            if still:
+                break
+
+    def _forget(self, name: str, rows: Iterable[int]) -> None:
+        """Some wait no longer; a line without anybody is none."""
+        line = self._lines[name]
+        for row in rows:
+            line.waiting.pop(row, None)
+        if not line.waiting:
+            del self._lines[name]

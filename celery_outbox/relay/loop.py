@@ -86,7 +86,7 @@ class Relay:
         self._publishers: dict[str, Publisher] = {}
         self._troubles: dict[str, str] = {}
         self._rests: dict[str, float] = {}
-        self._lines = Lines()
+        self._lines: defaultdict[tuple[str, str], Lines] = defaultdict(Lines)
         self._kept_alive_at = time.monotonic()
         self._horizons: defaultdict[tuple[str, str], Horizon] = defaultdict(Horizon)
 
@@ -195,7 +195,12 @@ class Relay:
         horizon.claimed(claim.latest)
         if not claim.messages:
             return (), Outcome()
-        parted = self._lines.part(publisher, claim.messages)
+        lines = self._lines[database.name, broker]
+        parted = lines.part(
+            publisher,
+            claim.messages,
+            lambda rows: database.read(partial(database.store.undelivered, ids=rows)),
+        )
         outcome = self._publish(publisher, claim, parted.free)
         if outcome.is_connection_lost:
             self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
@@ -205,7 +210,7 @@ class Relay:
         try:
             self._settle(database, broker, claim, parted, outcome)
         except OutboxError:
-            self._lines.lapse(parted, outcome.accepted, claim.expires)
+            lines.lapse(parted, outcome.accepted)
             raise
         self._delivered += len(outcome.accepted)
         return claim.messages, outcome
@@ -253,7 +258,7 @@ class Relay:
     ) -> None:
         messages = {message.id: message for message in claim.messages}
         delays = {id_: self._delay(messages[id_]) for id_ in messages if id_ in outcome.errors}
-        behind = self._lines.settle(parted, outcome.accepted, delays)
+        behind = self._lines[database.name, broker].settle(parted, outcome.accepted, delays)
         failures = {
             id_: Failure(error=outcome.errors[id_], delay=behind.pop(id_, delay))
             for id_, delay in delays.items()

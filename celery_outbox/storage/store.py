@@ -194,6 +194,12 @@ class OutboxStore:
         first = self.dialect.in_due_order(ready, self.tables).limit(1)
         return connection.execute(first).first() is None
 
+    def undelivered(self, connection: Connection, *, ids: Sequence[int]) -> Sequence[int]:
+        """Which of these rows are still to be delivered, whoever has them now."""
+        c = self.tables.messages.c
+        found = select(c.id).where(c.id.in_(ids), c.finished_at.is_(None))
+        return connection.execute(found).scalars().all()
+
     def _ready(self, broker: str, since: datetime | None) -> Sequence[ColumnElement[bool]]:
         c = self.tables.messages.c
         ready = [c.broker == broker, self.tables.is_ready(self.dialect.now())]
