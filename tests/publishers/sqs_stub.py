@@ -23,6 +23,8 @@ from tests.processes import HOST
 
 Json = dict[str, Any]
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+#: Beside what was asked stands the access key that asked it.
+KEY = "the access key"
 Cut = Literal["before reading", "before doing", "before replying", "within the reply"]
 
 
@@ -207,6 +209,10 @@ class SQSStub:
             queue.append(entry)
 
 
+def _key_in(authorization: str) -> str:
+    return authorization.partition("Credential=")[2].partition("/")[0]
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
@@ -224,6 +230,9 @@ class _Server(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         self._sockets.discard(request)
         super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Be silent of clients that did not wait for their answer."""
 
     def hang_up(self) -> None:
         """Close the connections that clients keep open."""
@@ -243,7 +252,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = self.rfile.read(int(self.headers["Content-Length"]))
         try:
-            answer, cut = self.server.stub.answer(operation, json.loads(data))
+            asked = json.loads(data) | {KEY: _key_in(self.headers["Authorization"])}
+            answer, cut = self.server.stub.answer(operation, asked)
         except RefusalError as refusal:
             answer = {"__type__": refusal.code, "message": refusal.reason}
             self._reply(refusal.status, answer, {"x-amzn-query-error": f"{refusal.code};Sender"})

@@ -46,7 +46,7 @@ class Entry:
     @property
     def group(self) -> Any:
         """What keeps its order; on a standard queue each message is a group of its own."""
-        return self.wire["MessageGroupId"] if self.line.is_fifo else self
+        return str(self.wire["MessageGroupId"]) if self.line.is_fifo else self
 
 
 @dataclass(slots=True, eq=False)
@@ -234,10 +234,11 @@ class Sending:
         self._wanted[row] = len(entries)
         for entry in entries:
             if entry.size > MAX_BYTES:
-                self._fail(
-                    entry,
+                # What waits of its group came before it.
+                entry.line.held.add(entry.group)
+                self.errors[row] = (
                     f"expected a size of at most {MAX_BYTES:,} bytes, the limit of SQS, found "
-                    f"{entry.size:,} as it is sent. Put the data elsewhere and pass where it is.",
+                    f"{entry.size:,} as it is sent. Put the data elsewhere and pass where it is."
                 )
             elif not entry.line.add(entry):
                 self._unsent.add(row)
