@@ -20,6 +20,7 @@ from celery import _state as celery_state
 
 from tests import servers
 from tests.proxy import TcpProxy
+from tests.publishers.sqs_stub import SQSStub
 
 S = TypeVar("S", bound=servers.Server)
 STARTED = pytest.StashKey[list[str]]()
@@ -131,6 +132,14 @@ def rabbitmq_url(rabbitmq: servers.RabbitServer) -> str:
 def sqs_url(sqs_server: servers.SQSServer) -> str:
     """The URL of a broker that speaks SQS and has no queue yet."""
     return sqs_server.without_queues()
+
+
+@pytest.fixture
+def sqs_stub() -> Iterator[SQSStub]:
+    """A server that speaks SQS, and goes wrong when it is told to."""
+    stub = SQSStub()
+    yield stub
+    stub.close()
 
 
 @pytest.fixture

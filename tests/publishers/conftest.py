@@ -27,8 +27,6 @@ def open_publisher() -> Iterator[OpenPublisher]:
 
 
 @pytest.fixture
-def stub() -> Iterator[SQSStub]:
+def stub(sqs_stub: SQSStub) -> SQSStub:
     """Speaks SQS, and does what it is told."""
-    stub = SQSStub()
-    yield stub
-    stub.close()
+    return sqs_stub
