@@ -34,7 +34,7 @@ from sqlalchemy import (
 from sqlalchemy import Sequence as IdSequence
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine import Dialect as SQLAlchemyDialect
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
 from . import dialects
@@ -177,7 +177,9 @@ class BrokerDatabase:
             try:
                 with self.begin() as connection:
                     self.tables.add_queue(connection, name)
-            except (DataError, IntegrityError) as error:
+            except DBAPIError as error:
+                if not self._may_be_of_a_row(error):
+                    raise
                 refused[name] = self.explain(error)
         if refused:
             with self._engine.connect() as connection:
@@ -194,7 +196,9 @@ class BrokerDatabase:
         try:
             with connection.begin_nested() if is_alone else nullcontext():
                 self.tables.add(connection, rows)
-        except (DataError, IntegrityError) as error:
+        except DBAPIError as error:
+            if not self._may_be_of_a_row(error):
+                raise
             raise RowRefusedError(self.explain(error)) from error
 
     def is_lost(self, error: Exception) -> bool:
@@ -207,6 +211,11 @@ class BrokerDatabase:
     def is_transient(self, error: Exception) -> bool:
         """Whether another transaction was in the way."""
         return isinstance(error, DBAPIError) and self._dialect.is_transient(error)
+
+    def _may_be_of_a_row(self, error: DBAPIError) -> bool:
+        # Drivers do not agree on the classes: a CHECK is an OperationalError with PyMySQL.
+        others_fault = self.is_lost(error) or self.is_transient(error)
+        return not others_fault and self._dialect.trouble(error) is None
 
     def explain(self, error: Exception) -> str:
         """Say what went wrong, without statement and parameters."""

@@ -16,6 +16,7 @@ from typing import Any
 from kombu import Connection, Producer
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import sessionmaker
 
 from ...errors import ConfigurationError
 from ...message import ClaimedMessage
@@ -94,14 +95,23 @@ class DatabasePublisher(RoutedPublisher):
         """Reach the database, which Kombu's own connecting does not, and see to the tables."""
         super().connect()
         try:
-            channel = self._producer_of_now.channel
-            engine, _ = channel._open()  # with the engine options that the user gave
-            tables = BrokerTables(channel.queue_tablename, channel.message_tablename)
-            self._database = BrokerDatabase(engine, tables)
-            self._database.prepare()
+            self._database = self._reached(self._producer_of_now.channel)
         except BaseException:
             self.close()
             raise
+
+    def _reached(self, channel: Any) -> BrokerDatabase:
+        """The database behind a channel, on the engine that Kombu keeps of it for the whole process.
+
+        Kombu itself would create tables of the names that its first channel had, whatever the others'.
+        """
+        url, engines = self._connection.hostname, channel._engines
+        engine = engines[url][0] if url in engines else channel._engine_from_config()
+        tables = BrokerTables(channel.queue_tablename, channel.message_tablename)
+        database = BrokerDatabase(engine, tables)
+        database.prepare()
+        engines.setdefault(url, (engine, sessionmaker(bind=engine)))
+        return database
 
     def close(self) -> None:
         """Let go of the connection; the engine is Kombu's, for the whole process."""
