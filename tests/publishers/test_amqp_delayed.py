@@ -94,13 +94,10 @@ def test_time_that_a_batch_has_waited_for_its_turn_is_no_delay(
 
 def test_a_key_that_only_looks_like_a_delay_stays(publisher: Publisher, rabbitmq_url: str) -> None:
     key = calculate_routing_key(30, "jobs")
-    plain = message(
-        "celery_delayed_27", routing_key=key, exchange=JOBS.exchange, declare=[], due_in=1.0
-    )
-    with Connection(rabbitmq_url) as connection:
-        Queue("celery_delayed_27", JOBS.exchange, key).bind(connection.channel()).declare()
+    queue = Queue("celery_delayed_27", Exchange("plain", "direct"), key)
+    plain = message(queue.name, exchange="plain", routing_key=key, declare=[queue], due_in=1.0)
     assert publish(publisher, [plain]).accepted == {plain.id}
-    assert task_ids(rabbitmq_url, "celery_delayed_27") == [plain.task_id]
+    assert task_ids(rabbitmq_url, queue.name) == [plain.task_id]
 
 
 def test_of_delayed_messages_the_one_that_no_queue_takes_is_an_error(
