@@ -11,11 +11,14 @@ import pytest
 from tests.processes import HOST
 from tests.proxy import TcpProxy
 from tests.publishers.batches import connected, message, publish
-from tests.relay.apps import make_outbox, rows, send
+from tests.relay.apps import make_outbox, relaying, rows, send
 from tests.relay.commands import environment, outbox_command, run, running
+from tests.relay.conftest import OpenOutbox, open_outbox
 from tests.relay.wire import task_ids
 from tests.servers import RabbitServer
 from tests.waiting import wait_until
+
+__all__ = ["open_outbox"]
 
 MakeProxy = Callable[[str, int], TcpProxy]
 
@@ -109,6 +112,27 @@ def test_an_idle_connection_is_kept_by_its_heartbeats(
     assert not neglected.is_connected
     assert task_ids(rabbitmq_url) == [one.task_id]
     kept.close()
+
+
+def test_an_idle_relay_keeps_its_connection(
+    rabbitmq: RabbitServer,
+    rabbitmq_url: str,
+    tcp_proxy: MakeProxy,
+    open_outbox: OpenOutbox,
+    sqlite_url: str,
+) -> None:
+    proxy, of_neglected = (tcp_proxy(HOST, rabbitmq.port) for _ in range(2))
+    outbox = open_outbox(f"{proxy.through(rabbitmq_url)}?heartbeat=2", sqlite_url)
+    with relaying(outbox):
+        stored = [send(outbox)]
+        wait_until(lambda: not rows(outbox), message="the first delivery")
+        neglected = connected(of_neglected.through(rabbitmq_url), heartbeat=2)
+        wait_until(lambda: of_neglected.live == 0, 15, "the end of a neglected connection")
+        stored.append(send(outbox))
+        wait_until(lambda: not rows(outbox), message="the second delivery")
+        assert (proxy.accepted, proxy.live) == (1, 1)
+    neglected.close()
+    assert task_ids(rabbitmq_url) == stored
 
 
 def test_a_connection_that_ended_meanwhile_is_closed_before_anything_is_sent(
