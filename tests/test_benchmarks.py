@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,14 +8,30 @@ from tests.benchmarks.catalogue import BENCHMARKS
 from tests.benchmarks.measuring import TINY
 from tests.benchmarks.report import show
 from tests.benchmarks.stage import Stage
-from tests.servers import DatabaseServer, RedisServer
+from tests.benchmarks.stub import stub_in_a_process
+
+
+# Kombu's database transport, on SQLAlchemy 2.1.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+
+@pytest.fixture(scope="module")
+def sqs_stub() -> Iterator[str]:
+    with stub_in_a_process(0.01) as url:
+        yield url
 
 
 @pytest.fixture
-def stage(
-    tmp_path: Path, redis_server: RedisServer, postgresql: DatabaseServer, mariadb: DatabaseServer
-) -> Stage:
-    return Stage(directory=tmp_path, redis=redis_server, postgresql=postgresql, mariadb=mariadb)
+def stage(tmp_path: Path, request: pytest.FixtureRequest, sqs_stub: str) -> Stage:
+    return Stage(
+        directory=tmp_path,
+        redis=request.getfixturevalue("redis_server"),
+        postgresql=request.getfixturevalue("postgresql"),
+        mariadb=request.getfixturevalue("mariadb"),
+        rabbitmq=request.getfixturevalue("rabbitmq"),
+        sqs=request.getfixturevalue("sqs_server"),
+        sqs_stub=sqs_stub,
+    )
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -16,8 +16,10 @@ from rich.console import Console
 from tests import servers
 from tests.benchmarks.catalogue import BENCHMARKS
 from tests.benchmarks.measuring import FULL, TINY, Scale
+from tests.benchmarks.publishing import STUB_SECONDS
 from tests.benchmarks.report import show
 from tests.benchmarks.stage import Stage
+from tests.benchmarks.stub import stub_in_a_process
 
 S = TypeVar("S", bound=servers.Server)
 
@@ -44,7 +46,7 @@ def main() -> None:
 
 @contextmanager
 def started(needs: Set[str]) -> Iterator[Stage]:
-    """Redis and the database servers needed; what PostgreSQL commits reaches the disk."""
+    """Redis and the servers needed; what PostgreSQL commits reaches the disk."""
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="outbox-"))
         directory.chmod(0o711)  # PostgreSQL runs as another user
@@ -66,11 +68,20 @@ def started(needs: Set[str]) -> Iterator[Stage]:
         if "mariadb" in needs:
             server = start(lambda: servers.start_mariadb(directory / "mariadb"))
             stage = replace(stage, mariadb=server)
+        if "rabbitmq" in needs:
+            stage = replace(
+                stage, rabbitmq=start(lambda: servers.start_rabbitmq(directory / "rabbitmq"))
+            )
+        if "sqs" in needs:
+            stub = stack.enter_context(stub_in_a_process(STUB_SECONDS))
+            stage = replace(
+                stage, sqs=start(lambda: servers.start_sqs(directory / "sqs")), sqs_stub=stub
+            )
         yield stage
 
 
 def _machine(stage: Stage) -> str:
-    running = [stage.redis, stage.postgresql, stage.mariadb]
+    running = [stage.redis, stage.postgresql, stage.mariadb, stage.rabbitmq, stage.sqs]
     return (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, "
         + ", ".join(f"{server.name} {server.version}" for server in running if server is not None)

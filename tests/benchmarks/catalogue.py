@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import growing, pinned, storing
+from tests.benchmarks import growing, pinned, publishing, storing
 from tests.benchmarks.measuring import Report, Scale
 from tests.benchmarks.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """One that can be asked for, and the database servers that it needs."""
+    """One that can be asked for, and the servers that it needs besides Redis."""
 
     run: Callable[[Stage, Scale], Report]
     needs: tuple[str, ...] = ()
@@ -22,5 +22,9 @@ BENCHMARKS = {
     "postgresql": Benchmark(run=growing.grow_postgresql, needs=("postgresql",)),
     "mariadb": Benchmark(run=growing.grow_mariadb, needs=("mariadb",)),
     "sqlite": Benchmark(run=growing.grow_sqlite),
+    "redis": Benchmark(run=publishing.publish_redis),
+    "rabbitmq": Benchmark(run=publishing.publish_rabbitmq, needs=("rabbitmq",)),
+    "sqs": Benchmark(run=publishing.publish_sqs, needs=("sqs",)),
+    "database": Benchmark(run=publishing.publish_database, needs=("postgresql", "mariadb")),
     "pinned": Benchmark(run=pinned.pin_postgresql, needs=("postgresql",)),
 }

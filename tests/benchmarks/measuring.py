@@ -49,6 +49,7 @@ class Scale:
         few: rows that wait in the small table of each database.
         waiting: rows that wait in PostgreSQL's large table; the other databases get a tenth.
         passing: messages that pass through a table while an old transaction is open.
+        publishing: messages that each side publishes to a broker.
     """
 
     rounds: int = 9
@@ -57,6 +58,7 @@ class Scale:
     few: int = 1000
     waiting: int = 1_000_000
     passing: int = 30_000
+    publishing: int = 20_000
 
     def shorter(self, times: int) -> "Scale":
         """The same with fewer turns a round."""
@@ -64,12 +66,12 @@ class Scale:
 
 
 FULL = Scale()
-TINY = Scale(rounds=1, turns=1, group=20, few=200, waiting=4000, passing=1000)
+TINY = Scale(rounds=1, turns=1, group=20, few=200, waiting=4000, passing=1000, publishing=20)
 
 
-def rounds(turn: Callable[[Stopwatch], None], scale: Scale) -> list[Round]:
+def rounds(turn: Callable[[Stopwatch], None], scale: Scale, warming: int = 10) -> list[Round]:
     """Take the turns of all rounds, after a few that do not count."""
-    for _ in range(min(scale.turns, 10)):
+    for _ in range(min(scale.turns, warming)):
         turn(Stopwatch())
     measured = []
     for _ in range(scale.rounds):
@@ -82,17 +84,27 @@ def rounds(turn: Callable[[Stopwatch], None], scale: Scale) -> list[Round]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Two costs, one value of each for each round, seconds; `target` is what the ratio may be."""
+    """Two costs, one value of each for each round, seconds.
+
+    Attributes:
+        target: what the ratio, ours to theirs, may be.
+        times_faster: how many times theirs must be of ours; then that is the ratio.
+    """
 
     name: str
     ours: Sequence[float]
     theirs: Sequence[float]
     target: float | None = None
+    times_faster: float | None = None
 
     @property
     def each(self) -> list[float]:
         """The ratio of each round."""
-        return [ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return [self._ratio(ours, theirs) for ours, theirs in pairs]
+
+    def _ratio(self, ours: float, theirs: float) -> float:
+        return ours / theirs if self.times_faster is None else theirs / ours
 
     @property
     def value(self) -> float:
@@ -102,6 +114,8 @@ class Ratio:
     @property
     def is_met(self) -> bool | None:
         """Whether the ratio keeps its target; None without one."""
+        if self.times_faster:
+            return self.value >= self.times_faster
         return None if self.target is None else self.value <= self.target
 
 

@@ -30,9 +30,15 @@ def _cells(ratio: Ratio) -> Sequence[str]:
         _duration(statistics.median(ratio.ours)),
         _duration(statistics.median(ratio.theirs)),
         f"{ratio.value:.2f} ({min(ratio.each):.2f}–{max(ratio.each):.2f})",
-        "" if ratio.target is None else f"≤ {ratio.target:g}",
+        _target(ratio),
         met,
     )
+
+
+def _target(ratio: Ratio) -> str:
+    if ratio.times_faster:
+        return f"≥ {ratio.times_faster:g} times faster"
+    return "" if ratio.target is None else f"≤ {ratio.target:g}"
 
 
 def _duration(seconds: float) -> str:

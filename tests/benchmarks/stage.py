@@ -12,7 +12,7 @@ from celery import Celery
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from celery_outbox import Outbox
-from tests.servers import DatabaseServer, RedisServer
+from tests.servers import DatabaseServer, RabbitServer, RedisServer, SQSServer
 
 TASK = "shop.send_receipt"
 QUEUE = "celery"
@@ -33,12 +33,18 @@ class Order(Base):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The servers that the chosen benchmarks need, and a directory for SQLite's files."""
+    """The servers that the chosen benchmarks need, and a directory for SQLite's files.
+
+    ``sqs_stub`` is the URL of a stub that answers late.
+    """
 
     directory: Path
     redis: RedisServer
     postgresql: DatabaseServer | None = None
     mariadb: DatabaseServer | None = None
+    rabbitmq: RabbitServer | None = None
+    sqs: SQSServer | None = None
+    sqs_stub: str | None = None
 
     def database_url(self, kind: str) -> str:
         """The URL of an empty database."""
