@@ -39,6 +39,7 @@ class Fault:
         code: refuse with this code and status, for this reason.
         cut: close the connection at this moment.
         until: do not answer before.
+        after: called when it has been done.
         refuse: entries that are refused.
         omit: entries of which nothing is said, and nothing is done.
     """
@@ -51,6 +52,7 @@ class Fault:
     reason: str = "because of a test"
     cut: Cut | None = None
     until: threading.Event | None = None
+    after: Callable[[], None] = field(default=lambda: None)
     refuse: Callable[[Json], bool] = field(default=lambda entry: False)
     omit: Callable[[Json], bool] = field(default=lambda entry: False)
 
@@ -129,9 +131,10 @@ class SQSStub:
             if fault.until is not None:
                 fault.until.wait(60)
             with self._lock:
-                return getattr(self, f"_{_CAPITAL.sub('_', operation).lower()}")(
-                    asked, fault
-                ), fault.cut
+                doing = getattr(self, f"_{_CAPITAL.sub('_', operation).lower()}")
+                answer: Json = doing(asked, fault)
+            fault.after()
+            return answer, fault.cut
 
     def _fault(self, operation: str, asked: Json) -> Fault:
         for fault in self.faults:

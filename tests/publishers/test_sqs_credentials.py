@@ -60,6 +60,16 @@ def test_expired_credentials_cost_no_attempt_and_are_read_anew(
     assert publish(publisher, messages).accepted == rows(messages)
 
 
+def test_credentials_that_expire_between_two_requests_cost_no_attempt(
+    stub: SQSStub, open_publisher: OpenPublisher
+) -> None:
+    stub.faults.append(Fault(code="ExpiredToken", status=403, only=lambda _: len(stub.batches()) > 1))
+    messages = [message() for _ in range(30)]
+    outcome = publish(open_publisher(stub.url), messages)
+    assert (len(outcome.accepted), len(outcome.unsent), outcome.errors) == (10, 20, {})
+    assert len(stub.bodies()) == 10
+
+
 def test_missing_credentials_cost_no_attempt(
     stub: SQSStub, open_publisher: OpenPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

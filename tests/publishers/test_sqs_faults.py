@@ -177,6 +177,7 @@ def test_batches_that_are_too_long_for_a_queue_go_one_by_one(
     messages = [message() for _ in range(25)]
     assert publish(open_publisher(stub.url), messages).accepted == rows(messages)
     assert len(stub.bodies()) == 25
+    assert len(stub.batches()) == 3 + 25
 
 
 def test_what_botocore_itself_refuses_stays_alone_and_its_value_is_not_told(

@@ -111,6 +111,43 @@ def test_after_one_that_failed_none_of_its_group_is_sent(
     assert by_group(stub) == {**order, "b": order["b"][:1]}
 
 
+def test_what_comes_to_a_group_after_a_failure_is_not_sent_either(
+    stub: SQSStub, open_publisher: OpenPublisher
+) -> None:
+    publisher = open_publisher(stub.url)
+    publish(publisher, [job("first")])
+    first, slow, second, late = (
+        jobs(10, "abcdefghij"),
+        message("slow"),
+        jobs(10, "ABCDEFGHIJ"),
+        job("a"),
+    )
+    answered = threading.Event()
+    stub.faults.append(Fault(refuse=naming(first[0]), after=answered.set))
+    # Routing goes on only when the first request has its answer.
+    stub.faults.append(Fault(operation="CreateQueue", until=answered))
+    outcome = publish(publisher, [*first, slow, *second, late])
+    assert (list(outcome.errors), outcome.unsent) == ([first[0].id], {late.id})
+
+
+def test_a_topic_of_which_one_queue_has_the_message_and_another_has_not_is_an_error(
+    stub: SQSStub, open_publisher: OpenPublisher
+) -> None:
+    news = Exchange("news", "topic")
+    queues = [Queue(name, news, "#") for name in (FIFO, "standard")]
+    both = [
+        message(exchange=news, routing_key="city", declare=queues, properties={"MessageGroupId": "a"})
+        for _ in range(2)
+    ]
+    stub.faults.append(
+        Fault(refuse=naming(both[0]), only=lambda asked: asked["QueueUrl"].endswith(FIFO))
+    )
+    outcome = publish(open_publisher(stub.url), both)
+    assert set(outcome.errors) == rows(both)
+    assert "another has it" in outcome.errors[both[1].id]
+    assert len(stub.bodies("standard")) == 2
+
+
 def test_after_one_that_is_too_long_none_of_its_group_is_sent(
     stub: SQSStub, open_publisher: OpenPublisher
 ) -> None:

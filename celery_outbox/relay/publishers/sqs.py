@@ -109,6 +109,17 @@ class SQSPublisher(RoutedPublisher):
         self._tell(sending.trouble)
         return outcome
 
+    def line_of(self, message: ClaimedMessage) -> str | None:
+        """The group of a message for a FIFO queue."""
+        if not message.queue.endswith(".fifo"):
+            return None
+        try:
+            properties = EnvelopeParts.of(message.envelope).properties
+            asked = loads(properties) if "MessageGroupId" in properties else {}
+            return f"{message.queue} {asked.get('MessageGroupId', 'default')}"
+        except (ValueError, AttributeError):
+            return None  # it cannot be read: it will be refused
+
     @property
     def _channel(self) -> Any:
         return self._producer_of_now.channel
@@ -182,7 +193,7 @@ class SQSPublisher(RoutedPublisher):
         try:
             return self._routed(message, ways, read_at)
         except Exception as error:
-            if verdict_of(error) is not Verdict.MISSING or self._channel.predefined_queues:
+            if verdict_of(error) is not Verdict.MISSING:
                 raise
         self._channel._queue_cache.clear()
         self._forget_declared()

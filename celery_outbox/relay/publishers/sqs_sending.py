@@ -99,17 +99,15 @@ class Line:
         while self.ready and len(taken) < MAX_ENTRIES:
             entry = self.groups[self.ready[0]][0]
             size += entry.size
-            if taken and (size > MAX_BYTES or entry.is_alone):
+            if taken and (size > MAX_BYTES or entry.is_alone or taken[0].is_alone):
                 break
             self.groups[self.ready.popleft()].popleft()
             taken.append(entry)
-            if entry.is_alone:
-                break
         return taken
 
     def put_back(self, entries: Iterable[Entry]) -> None:
         """Let entries of an ended request wait again, before all others."""
-        for entry in reversed(list(entries)):
+        for entry in entries:
             self.groups[entry.group].appendleft(entry)
             self.ready.appendleft(entry.group)
 
@@ -354,8 +352,8 @@ class Sending:
             self._stop(line)
 
     def _can_declare_again(self, request: _Request) -> bool:
-        is_done = request.declarations < request.line.declarations
-        return not self._channel.predefined_queues and (is_done or not request.line.declarations)
+        """Once, and where it has been done meanwhile."""
+        return request.declarations < request.line.declarations or not request.line.declarations
 
     def _declare_again(self, request: _Request) -> None:
         """The queue was deleted: make it, as Kombu would have done if it had known."""
