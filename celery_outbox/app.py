@@ -195,7 +195,8 @@ class Outbox:
                 "broker, got one. Leave it out, or add via_outbox=False."
             )
         place = self._place(choice, is_republished=is_republished)
-        producer = OutboxProducer(self.app, self._request(choice, name, options))
+        request = self._request(choice, place.database, name, options)
+        producer = OutboxProducer(self.app, request)
         result = send_task(view_of(self.app, producer), name, **options)
         if batch is None:
             self.sink(place, producer.messages)
@@ -288,11 +289,15 @@ class Outbox:
         choice = choose(levels, default=settings.default and not is_republished, retry=settings.retry)
         return None if choice is None else replace(choice, broker=self.brokers.check(choice.broker))
 
-    def _request(self, choice: Choice, name: str, options: Mapping[str, Any]) -> Request:
+    def _request(
+        self, choice: Choice, database: Database, name: str, options: Mapping[str, Any]
+    ) -> Request:
         broker = self.brokers.check(choice.broker)
+        transport = self.brokers.transport(broker)
         return Request(
             broker=broker,
-            transport=self.brokers.transport(broker),
+            transport=transport,
+            is_beside=database.is_at(transport.database),
             task_name=name,
             queue=options.get("queue"),
             countdown=options.get("countdown"),

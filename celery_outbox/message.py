@@ -18,7 +18,7 @@ from kombu.utils import json as kombu_json
 
 from .policy import RetryPolicy
 
-__all__ = ["ClaimedMessage", "Envelope", "EnvelopeParts", "OutboxMessage"]
+__all__ = ["ClaimedMessage", "Envelope", "EnvelopeParts", "KombuQueue", "OutboxMessage"]
 
 ENVELOPE_VERSION = 1
 
@@ -113,6 +113,15 @@ class EnvelopeParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KombuQueue:
+    """A queue of Kombu's database transport, and the tables that hold it and its messages."""
+
+    name: str
+    queue_table: str
+    message_table: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxMessage:
     """A finished broker message that is about to be stored.
 
@@ -127,6 +136,8 @@ class OutboxMessage:
         eta: the absolute time at which it shall run, aware; None when none was asked.
         lead: seconds before its time at which the message may leave for its broker.
         retry: the retry policy asked for this message; None for the app's.
+        kombu_queue: where it is written instead of the outbox, if it can be, in the same database;
+            None: it needs a relay.
     """
 
     task_id: str
@@ -141,6 +152,7 @@ class OutboxMessage:
     expires_in: float | None = None
     lead: float = 0.0
     retry: RetryPolicy | None = None
+    kombu_queue: KombuQueue | None = None
 
     @property
     def is_delayed(self) -> bool:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from kombu import Connection
+from kombu import Connection, Queue
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.imports import symbol_by_name
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError
 
 from .errors import ConfigurationError, OptionError
-from .message import Envelope, EnvelopeParts
+from .message import Envelope, EnvelopeParts, KombuQueue
 from .publishing import Publisher
 from .virtual import spliced
 
@@ -33,6 +35,8 @@ REDIS_VISIBILITY_SECONDS = 3600
 AMQP_LEAD = timedelta(minutes=15)
 #: The longest DelaySeconds that SQS takes.
 SQS_LEAD = timedelta(seconds=900)
+#: Transport options by which Kombu may write elsewhere, or otherwise, than the URL says.
+_ELSEWHERE = frozenset({"body_encoding", "creator", "execution_options"})
 #: What SQS takes as one message, attributes included (since August 2025; before, 256 KiB).
 SQS_BYTES = 1024 * 1024
 
@@ -87,6 +91,8 @@ class Transport:
     is_in_process: ClassVar[bool] = False
     #: Its messages outlive a restart of the broker.
     is_persistent: ClassVar[bool] = True
+    #: Its messages are rows of this database.
+    database: URL | None = None
 
     def __init__(self, connection: Connection, max_delay: timedelta | None = None) -> None:
         self.kind = kind_of(connection)
@@ -104,6 +110,10 @@ class Transport:
         the caller would get without the outbox.
         """
         return dispatch
+
+    def kombu_queue(self, dispatch: Dispatch) -> KombuQueue | None:
+        """Where it may be written instead, if the outbox is in ``database``; None: by a relay only."""
+        return None
 
     def publisher(self, connection: Connection) -> Publisher | None:
         """A publisher that takes ``connection`` over; None for the one of Kombu's transport."""
@@ -182,10 +192,40 @@ def _with_delay_seconds(dispatch: Dispatch) -> Dispatch:
 class _Database(Transport):
     """Kombu's database transport writes and reads with the JSON of the standard library."""
 
+    def __init__(self, connection: Connection, max_delay: timedelta | None = None) -> None:
+        super().__init__(connection, max_delay)
+        if not (_ELSEWHERE & self.options.keys() or connection.alt[1:]):
+            with suppress(ArgumentError):
+                self.database = make_url(connection.hostname)
+
     def prepare(self, dispatch: Dispatch) -> Dispatch:
         # Raises TypeError, as without the outbox: a worker could not read the message.
         json.dumps([dispatch.envelope.headers, dispatch.envelope.properties])
         return dispatch
+
+    def kombu_queue(self, dispatch: Dispatch) -> KombuQueue | None:
+        name = _only_queue(dispatch.envelope)
+        if dispatch.remaining or not name:
+            return None
+        return KombuQueue(
+            name=name,
+            queue_table=self.options.get("queue_tablename", "kombu_queue"),
+            message_table=self.options.get("message_tablename", "kombu_message"),
+        )
+
+
+def _only_queue(envelope: Envelope) -> str | None:
+    """The only queue that a message can go to, and that it declares; None where that takes asking."""
+    exchange, key = envelope.exchange, envelope.routing_key
+    name, kind = getattr(exchange, "name", exchange), getattr(exchange, "type", "direct")
+    queues = [each for each in envelope.declare if isinstance(each, Queue)]
+    if not name:
+        return key if key and all(each.name == key for each in queues) else None
+    if len(queues) != 1 or kind != "direct":
+        return None
+    (queue,) = queues
+    is_bound = (queue.exchange.name, queue.exchange.type, queue.routing_key) == (name, "direct", key)
+    return queue.name if is_bound and not queue.bindings else None
 
 
 class _Memory(Transport):

@@ -15,16 +15,22 @@ SHOP = """
 from celery import Celery
 from celery_outbox import Outbox
 
-app = Celery("shop", broker="sqla+sqlite:///broker/broker.db")
+app = Celery("shop", broker="sqla+sqlite:///file:broker.db?mode=ro&uri=true")
 outbox = Outbox(app, databases={"default": "sqlite:///shop.db"}, retry={"base_delay": 0.05})
 """
 
-STORE = "import shop; shop.outbox.install(); shop.app.send_task('pack', via_outbox=True)"
+STORE = """
+import shop, kombu
+
+shop.outbox.install()
+shop.app.send_task("pack", via_outbox=True)
+kombu.Connection("sqla+sqlite:///broker.db").default_channel.queue_declare("celery")
+"""
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """The directory of an application whose broker lies in a folder that does not exist."""
+    """The directory of an application whose broker can be read, and not written."""
     (tmp_path / "shop.py").write_text(SHOP)
     return tmp_path
 

@@ -45,6 +45,7 @@ class Request:
     Attributes:
         broker: the destination's name.
         transport: its transport.
+        is_beside: whether its messages are rows of the very database that the outbox is in.
         task_name: as people know it.
         queue: the queue asked for, by name or whole.
         countdown: the relative delay asked for, an explicit zero included.
@@ -53,6 +54,7 @@ class Request:
 
     broker: str
     transport: Transport
+    is_beside: bool
     task_name: str
     queue: Any
     countdown: float | None
@@ -167,6 +169,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
             expires_in=dispatch.expires_in,
             lead=dispatch.lead.total_seconds(),
             retry=request.retry,
+            kombu_queue=request.transport.kombu_queue(dispatch) if request.is_beside else None,
         )
 
     def _delay(self, header: Any) -> tuple[float | None, datetime | None]:

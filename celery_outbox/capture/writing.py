@@ -49,12 +49,20 @@ def refuse_unusable(database: Database, engine: Engine, connection: Connection |
 def store(connection: Connection, database: Database, messages: Sequence[OutboxMessage]) -> None:
     """Insert messages of one database, on a connection that can write and roll back.
 
-    Raises SchemaError when its table is missing or not as expected, DatabaseError when it may not be
-    written. Every other error is the caller's to see as it is: retrying after a deadlock rests on its
-    class.
+    Where a broker's own tables are in the same database they go there, if they need no relay: their
+    commit delivers them.
+
+    Raises SchemaError when the outbox's table is missing or not as expected, DatabaseError when it may
+    not be written. Every other error is the caller's to see as it is: retrying after a deadlock rests
+    on its class.
     """
     try:
-        database.store.add(connection, messages)
+        to_relay = database.queues.add(connection, messages)
+    except DBAPIError as error:
+        error.hide_parameters = True  # they are a payload
+        raise
+    try:
+        database.store.add(connection, to_relay)
     except DBAPIError as error:
         error.hide_parameters = True  # they are a payload
         if database.dialect.trouble(error) is not None:

@@ -7,11 +7,13 @@ each function.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
     Boolean,
@@ -36,11 +38,14 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
+from sqlalchemy.pool import Pool
 
+from ..message import EnvelopeParts, OutboxMessage
+from ..virtual import can_be_spliced, spliced
 from . import dialects
 from .dialects import Dialect
 
-__all__ = ["BrokerDatabase", "BrokerTables", "RowRefusedError"]
+__all__ = ["BrokerDatabase", "BrokerQueues", "BrokerTables", "RowRefusedError"]
 
 #: The numbers of a queue's row, and the text of a message.
 BrokerRow = tuple[int, str]
@@ -49,6 +54,7 @@ BrokerRow = tuple[int, str]
 _UNMOVED: Mapping[str, Any] = {"schema_translate_map": {}}
 
 _MARKS = ("OUTBOX_PAYLOAD", "OUTBOX_QUEUE_ID")
+_SEQUENCES = ("queue_id_sequence", "message_id_sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +80,39 @@ class _Insert:
 class BrokerTables:
     """Queues and messages, under the names that the transport's options give them.
 
-    Works on the connection that it is handed and commits nothing.
+    Works on the connection that it is handed and commits nothing. ``schema`` None is the
+    connection's own.
     """
 
-    def __init__(self, queue_table: str = "kombu_queue", message_table: str = "kombu_message") -> None:
-        self._metadata = MetaData()
+    def __init__(self, queue_table: str, message_table: str, schema: str | None = None) -> None:
+        self._metadata = MetaData(schema=schema)
         self._queues = _queue_table(queue_table, self._metadata)
         self._messages = _message_table(message_table, self._metadata, self._queues)
         self._inserts: dict[tuple[str, str, bool], _Insert] = {}
 
     def exist(self, connection: Connection) -> bool:
-        """Whether both tables are there; asks the catalog, so that nothing fails."""
+        """Whether all is there; asks the catalog, so that nothing fails."""
         inspector: Any = inspect(connection)
-        return all(inspector.has_table(table.name) for table in self._metadata.tables.values())
+        sequences = _SEQUENCES if connection.dialect.supports_sequences else ()
+        return all(map(inspector.has_table, (self._queues.name, self._messages.name))) and all(
+            map(inspector.has_sequence, sequences)
+        )
+
+    def located(self, connection: Connection) -> BrokerTables | None:
+        """The same tables by their schema; None: they are not there, or it may not write into them.
+
+        The next connection of the same pool may look for tables in another schema.
+        """
+        if not self.exist(connection):
+            return None
+        names = (self._queues.name, self._messages.name)
+        dialect = dialects.of(connection.dialect.name)
+        schemas = dialect.schemas_for_writing(connection, (*names, *_SEQUENCES))
+        return BrokerTables(*names, schemas.pop()) if len(schemas) == 1 else None
+
+    def lock_for_writing(self, connection: Connection) -> None:
+        """Take what lock it needs to ask for queues and then to add messages."""
+        dialects.of(connection.dialect.name).lock_for_writing(connection, self._queues)
 
     def create(self, connection: Connection) -> None:
         """Create what is not there, as Kombu does."""
@@ -138,6 +164,82 @@ class BrokerTables:
                 prefix=prefix, parts=re.split("|".join(_MARKS), row), style=dialect.paramstyle
             )
         return self._inserts[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Located:
+    """Tables that were found, and how much text a message of theirs holds."""
+
+    tables: BrokerTables
+    longest_text: int | None
+
+
+class BrokerQueues:
+    """The transport's tables where the outbox is, for the transactions in which messages are stored."""
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[Pool, dict[tuple[str, str], _Located]] = WeakKeyDictionary()
+
+    def add(self, connection: Connection, messages: Sequence[OutboxMessage]) -> Sequence[OutboxMessage]:
+        """Write what can be written, for workers to see from the commit on; return the others.
+
+        Those need a relay: it makes queues and tables, or has an error to show. Commits nothing.
+        """
+        by_tables: dict[tuple[str, str], list[tuple[OutboxMessage, str]]] = {}
+        for message in messages:
+            if (queue := message.kombu_queue) is not None:
+                names = (queue.queue_table, queue.message_table)
+                by_tables.setdefault(names, []).append((message, queue.name))
+        written: set[int] = set()
+        for names, addressed in by_tables.items():
+            located = self._located(connection, names)
+            if located is not None:
+                written |= _add_to(connection, located, addressed)
+        return [message for message in messages if id(message) not in written] if written else messages
+
+    def _located(self, connection: Connection, names: tuple[str, str]) -> _Located | None:
+        found = self._found.setdefault(connection.engine.pool, {})
+        if names not in found:
+            tables = BrokerTables(*names).located(connection)
+            if tables is None:
+                return None  # they may be made at any moment
+            found[names] = _Located(tables=tables, longest_text=tables.longest_text(connection))
+        return found[names]
+
+
+def _add_to(
+    connection: Connection, located: _Located, addressed: Sequence[tuple[OutboxMessage, str]]
+) -> set[int]:
+    """Write what the tables take; return the ``id()`` of those messages."""
+    located.tables.lock_for_writing(connection)
+    ids = located.tables.queue_ids(connection, {queue for _, queue in addressed})
+    rows: list[BrokerRow] = []
+    written: set[int] = set()
+    for message, queue in addressed:
+        text = _text_of(message)
+        if text is None or queue not in ids or len(text) > (located.longest_text or len(text)):
+            continue
+        rows.append((ids[queue], text))
+        written.add(id(message))
+    if rows:
+        located.tables.add(connection, rows)
+    return written
+
+
+def _text_of(message: OutboxMessage) -> str | None:
+    """What Kombu would write; None where it must be asked."""
+    parts, priority = EnvelopeParts.of(message.envelope), 0
+    if not can_be_spliced(parts):
+        properties = json.loads(parts.properties)
+        priority = properties.pop("priority", None) or 0
+        parts = replace(parts, properties=json.dumps(properties))
+        if type(priority) is not int or not can_be_spliced(parts):
+            return None
+    text = spliced(parts, message.body, message.expires_in)
+    if priority:
+        before, _, after = text.rpartition('"priority": 0, ')
+        text = f'{before}"priority": {priority}, {after}'
+    return text
 
 
 class RowRefusedError(Exception):
@@ -230,7 +332,13 @@ def _queue_table(name: str, metadata: MetaData) -> Table:
     return Table(
         name,
         metadata,
-        Column("id", Integer, IdSequence("queue_id_sequence"), primary_key=True, autoincrement=True),
+        Column(
+            "id",
+            Integer,
+            IdSequence("queue_id_sequence", schema=metadata.schema),
+            primary_key=True,
+            autoincrement=True,
+        ),
         Column("name", String(200), unique=True),
         sqlite_autoincrement=True,
         mysql_engine="InnoDB",
@@ -241,7 +349,13 @@ def _message_table(name: str, metadata: MetaData, queues: Table) -> Table:
     return Table(
         name,
         metadata,
-        Column("id", Integer, IdSequence("message_id_sequence"), primary_key=True, autoincrement=True),
+        Column(
+            "id",
+            Integer,
+            IdSequence("message_id_sequence", schema=metadata.schema),
+            primary_key=True,
+            autoincrement=True,
+        ),
         Column("visible", Boolean, index=True),
         Column("timestamp", DateTime, index=True),
         Column("payload", Text, nullable=False),

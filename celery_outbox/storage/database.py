@@ -27,6 +27,7 @@ from ..asynchronous import is_async_engine, synchronous
 from ..config import DatabaseSource
 from ..errors import ConfigurationError, DatabaseError, OutboxError
 from . import dialects
+from .broker import BrokerQueues
 from .dialects.default import default_isolation_level
 from .schema import Tables
 from .state import StateStore
@@ -73,6 +74,9 @@ class Database:
         self.tables = Tables.build(table, self.url.get_backend_name())
         self.store = OutboxStore(self.tables, self.dialect)
         self.state = StateStore(self.tables, self.dialect)
+        #: What of Kombu's database transport is in the same database.
+        self.queues = BrokerQueues()
+        self._urls: dict[int, tuple[URL, bool]] = {}
         self._is_server_checked = False
         self._identity = _identity(self.url)
         self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
@@ -94,6 +98,15 @@ class Database:
         if engine.pool is self._own.pool or (callers is not None and engine.pool is callers.pool):
             return True
         return self._identity is not None and self._identity == self._identity_of(engine)
+
+    def is_at(self, url: URL | None) -> bool:
+        """Whether ``url`` is that of this database, whatever its driver and user."""
+        if url is None or self._identity is None:
+            return False
+        # By the object: to compare URLs takes longer than to build a message.
+        if id(url) not in self._urls:
+            self._urls[id(url)] = (url, self._identity == _identity(url))
+        return self._urls[id(url)][1]
 
     def _identity_of(self, engine: Engine) -> object:
         if engine not in self._identities:

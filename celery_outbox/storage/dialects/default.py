@@ -21,6 +21,7 @@ from sqlalchemy import (
     Index,
     Row,
     Select,
+    Table,
     Update,
     bindparam,
     case,
@@ -192,6 +193,16 @@ class Dialect(ABC):
         """A transaction for writing beside the outbox's table, at the level that ``engine`` chooses."""
         with engine.begin() as connection:
             yield connection
+
+    def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
+        """The schemas in which ``connection`` finds tables and sequences; None where it has but one.
+
+        Empty when it may not write into one of them.
+        """
+        return {None}
+
+    def lock_for_writing(self, connection: Connection, table: Table) -> None:
+        """Take what lock it needs to write after it has read ``table``."""
 
     def longest_text(self, connection: Connection, column: Column[str]) -> int | None:
         """Bytes that a text column holds; more might be cut. None: no limit to think of."""

@@ -130,6 +130,12 @@ class PostgreSQL(Dialect):
             def prepare_nothing(connection: Any, record: object) -> None:
                 connection.prepare_threshold = None
 
+    def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
+        """Those of the search path; asked, since an error would end the caller's transaction."""
+        quote = connection.dialect.identifier_preparer.quote
+        found = connection.execute(text(_SCHEMAS), {"names": [quote(name) for name in names]}).all()
+        return {row.nspname for row in found} if len(found) == len(names) else set()
+
     def is_read_only(self, engine: Engine, connection: Connection | None) -> bool:
         """Whether it was opened with ``postgresql_readonly``."""
         subject = engine if connection is None else connection
@@ -236,6 +242,17 @@ SELECT i.relname
    AND (NOT x.indisvalid OR x.indpred IS NOT NULL OR x.indexprs IS NOT NULL
         OR a.amname <> 'btree' OR x.indnatts <> x.indnkeyatts
         OR EXISTS (SELECT FROM unnest(CAST(x.indoption AS int2[])) o WHERE o <> 0))
+"""
+
+_SCHEMAS = """
+SELECT nspname
+  FROM unnest(CAST(:names AS text[])) name
+  JOIN pg_class c ON c.oid = to_regclass(name)
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE has_schema_privilege(n.oid, 'USAGE')
+   AND CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, 'USAGE')
+                      ELSE has_table_privilege(c.oid, 'SELECT')
+                           AND has_table_privilege(c.oid, 'INSERT') END
 """
 
 _OPTIONS = "SELECT reloptions FROM pg_class WHERE oid = to_regclass(:name)"

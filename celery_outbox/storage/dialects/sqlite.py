@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Row, func, literal_column, select, update
+from sqlalchemy import ColumnElement, Row, Table, delete, false, func, literal_column, select, update
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -83,6 +83,10 @@ class SQLite(Dialect):
     def before_savepoint(self, connection: Connection) -> None:
         """Begin before a savepoint that is a transaction's first act."""
         _begin(connection, "BEGIN")
+
+    def lock_for_writing(self, connection: Connection, table: Table) -> None:
+        """Write nothing: what has only read fails at once when another process wrote in between."""
+        connection.execute(delete(table).where(false()), execution_options={"schema_translate_map": {}})
 
     def is_driver_autocommit(self, driver: Any) -> bool:
         """Whether nothing has begun and the driver will not begin by itself."""
