@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import pytest
 from kombu import Exchange
@@ -124,6 +125,22 @@ def test_what_never_left_is_unsent_and_goes_over_a_new_connection(
     proxy.listen()
     publisher.connect()
     assert publish(publisher, messages).accepted == rows(messages)
+
+
+def test_a_fanout_whose_answer_did_not_come_is_in_doubt(
+    sqs_url: str, open_publisher: OpenPublisher, tcp_proxy: Callable[[str, int], TcpProxy]
+) -> None:
+    proxy = tcp_proxy(HOST, urlsplit(sqs_url).port or 0)
+    options: dict[str, Any] = {"client-config": {"read_timeout": 0.5}, "region": "us-east-1"}
+    publisher = open_publisher(proxy.through(sqs_url), supports_fanout=True, **options)
+    everyone = Exchange("all", "fanout")
+    told = [message(exchange=everyone, routing_key="", declare=[everyone]) for _ in range(3)]
+    assert publish(publisher, told[:1]).accepted == rows(told[:1])
+    proxy.swallow_replies()
+    outcome = publish(publisher, told[1:])
+    assert (list(outcome.errors), outcome.unsent) == ([told[1].id], {told[2].id})
+    assert "not known" in outcome.errors[told[1].id]
+    assert outcome.is_connection_lost
 
 
 @pytest.mark.parametrize(

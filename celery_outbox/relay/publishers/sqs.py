@@ -226,7 +226,8 @@ class SQSPublisher(RoutedPublisher):
             sending.not_reached(client, [row], text)
         elif is_begun and verdict in {Verdict.UNKNOWN, Verdict.BROKEN}:
             sending.errors[row] = text + NOT_KNOWN
-            sending.trouble = text
+            if verdict is Verdict.UNKNOWN:
+                sending.trouble = text
         else:
             sending.errors[row] = text
         if not is_begun and (

@@ -5,7 +5,6 @@ botocore's classes and AWS's codes are known here alone, by name: boto3 need not
 
 from __future__ import annotations
 
-import re
 from enum import Enum, auto
 from typing import Any
 
@@ -76,7 +75,6 @@ _MISSING = frozenset(
     {"AWS.SimpleQueueService.NonExistentQueue", "NonExistentQueue", "QueueDoesNotExist"}
 )
 _THROTTLED = ("throttl", "toomanyrequests", "requestlimit", "slowdown", "overlimit")
-_VALUE = re.compile(r"(?s)value: .*?, (?=type: |valid )")
 
 
 def verdict_of(error: BaseException, *, is_begun: bool = True) -> Verdict:
@@ -111,10 +109,10 @@ def verdict_of(error: BaseException, *, is_begun: bool = True) -> Verdict:
 
 
 def said(error: BaseException) -> str:
-    """What is stored of an error: no signed header, and no value that the message brought."""
+    """What is stored of an error: nothing that was signed, and no value that the message brought."""
     response: Any = getattr(error, "response", None)
     if response is None:
-        return _VALUE.sub("", text_of(error))
+        return text_of(error)
     found = response.get("Error", {})
     # A refused signature is explained with all that was signed, the session's token among it.
     reason = str(found.get("Message") or "").partition("\n")[0].partition("The Canonical String")[0]
