@@ -355,6 +355,21 @@ def test_an_interrupt_passes_through_and_leaves_no_thread(
     assert not [each for each in threading.enumerate() if each.name.startswith(THREADS)]
 
 
+def test_an_exit_within_a_request_passes_through(
+    stub: SQSStub, open_publisher: OpenPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = open_publisher(stub.url)
+    publish(publisher, [message()])
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", leave)
+    with pytest.raises(SystemExit):
+        publish(publisher, [message()])
+    assert not publisher.is_connected
+
+
 def test_a_closed_publisher_leaves_no_thread(stub: SQSStub, open_publisher: OpenPublisher) -> None:
     publisher = open_publisher(stub.url)
     publish(publisher, [message()])
