@@ -231,6 +231,8 @@ def _text_of(message: OutboxMessage) -> str | None:
     parts, priority = EnvelopeParts.of(message.envelope), 0
     if not can_be_spliced(parts):
         properties = json.loads(parts.properties)
+        for name in ("immediate", "mandatory"):  # of AMQP
+            properties.pop(name, None)
         priority = properties.pop("priority", None) or 0
         parts = replace(parts, properties=json.dumps(properties))
         if type(priority) is not int or not can_be_spliced(parts):
