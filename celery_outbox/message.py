@@ -111,6 +111,14 @@ class EnvelopeParts:
             return cls.of(Envelope.from_text(text).to_text())
         return cls(destination=f"{destination}}}", headers=headers, properties=properties[:-1])
 
+    def read_headers(self) -> dict[str, Any]:
+        """The headers as they were at the dispatch. Raises ValueError when they are no JSON object."""
+        return _object(self.headers)
+
+    def read_properties(self) -> dict[str, Any]:
+        """The properties; like ``read_headers``."""
+        return _object(self.properties)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KombuQueue:
@@ -189,10 +197,20 @@ class ClaimedMessage:
     retry: RetryPolicy | None = None
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = _DECODER.decode(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object in the stored envelope, found {type(value).__name__}")  # noqa: TRY004 - as for every other text that cannot be read
+    return value
+
+
 def _decode_tagged(value: dict[str, Any]) -> Any:
     if value.keys() == {"__type__", "__value__"} and value["__type__"] in _KOMBU_MARKERS:
         return kombu_json.object_hook(value)
     return value
+
+
+_DECODER = json.JSONDecoder(object_hook=_decode_tagged)
 
 
 def _entity_to_dict(entity: Any) -> Any:

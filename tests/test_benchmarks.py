@@ -10,7 +10,6 @@ from tests.benchmarks.report import show
 from tests.benchmarks.stage import Stage
 from tests.benchmarks.stub import stub_in_a_process
 
-
 # Kombu's database transport, on SQLAlchemy 2.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 

@@ -74,9 +74,7 @@ class Lines:
         undelivered: Callable[[Sequence[int]], Collection[int]],
     ) -> Parted:
         """Which messages may go now; ``undelivered`` says which of some rows are still to be sent."""
-        names = {
-            message.id: line for message in messages if (line := publisher.line_of(message)) is not None
-        }
+        names = {each.id: name for each in messages if (name := publisher.line_of(each)) is not None}
         lines = {name: self._lines[name] for name in set(names.values()) if name in self._lines}
         if not lines:
             return Parted(messages=messages, free=messages, names=names)

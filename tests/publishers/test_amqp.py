@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
-from kombu import Exchange, Queue
+from kombu import Connection, Exchange, Queue
 
 from celery_outbox.relay.publishers import Publisher
+from celery_outbox.relay.publishers.kombu import KombuPublisher
 from tests.processes import HOST
 from tests.proxy import TcpProxy
 from tests.publishers.batches import connected, message, publish
@@ -198,3 +201,53 @@ def test_nothing_is_accepted_whose_confirmation_was_not_read(
     assert all("not known" in text for text in outcome.errors.values())
     assert outcome.is_connection_lost
     publisher.close()
+
+
+ODD = {
+    "usual": {},
+    "bytes": {"body": bytes(range(256)) * 5},
+    "large": {"body": b"x" * 300_000},
+    "odd headers": {
+        "headers": {
+            'a"\n': [1, None, True, 2.5, -(2**40), {"b": "é\U0001f600"}],
+            "c": b"\xff",
+            "when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            "price": Decimal("12.50"),
+            "nested": {"a": {"b": []}},
+        }
+    },
+    "expiring": {"expires_in": 1_000_000.0},
+    "expired": {"expires_in": -5.0},
+    "priority": {"properties": {"priority": 6}},
+    "foreign properties": {"properties": {"MessageGroupId": "a"}},
+    "transient": {"properties": {"delivery_mode": 1, "reply_to": "there"}},
+    "topic": {"exchange": TOPIC, "routing_key": "eu", "declare": [Queue("celery", TOPIC, "eu")]},
+}
+
+
+def test_a_batch_is_what_kombu_writes_one_by_one(
+    rabbitmq_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kombu declares no second queue of one name: the topic first.
+    messages = [message(**options) for options in reversed(ODD.values())]
+    found = []
+    one_by_one = KombuPublisher(Connection(rabbitmq_url))
+    one_by_one.connect()
+    for publisher in (one_by_one, connected(rabbitmq_url)):
+        with monkeypatch.context() as patch:
+            patch.setattr("celery_outbox.relay.publishers.kombu.time.monotonic", lambda: 1000.0)
+            outcome = publisher.publish(messages, deadline=2000.0, read_at=1000.0)
+        assert outcome.accepted == {each.id for each in messages}
+        publisher.close()
+        with amqp_connection(rabbitmq_url) as connection:
+            channel = connection.channel()
+            wait_until(lambda: waiting(rabbitmq_url) == len(messages))
+            got = [channel.basic_get("celery", no_ack=True) for _ in messages]
+        found.append([(each.body, each.properties, each.delivery_info["routing_key"]) for each in got])
+    assert found[0] == found[1]
+
+
+def test_a_queue_is_bound_wherever_messages_need_it(publisher: Publisher, rabbitmq_url: str) -> None:
+    messages = [message(), message(**ODD["topic"]), message()]
+    assert publish(publisher, messages).accepted == {each.id for each in messages}
+    assert ids(rabbitmq_url) == [each.task_id for each in messages]
