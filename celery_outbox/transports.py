@@ -35,8 +35,8 @@ REDIS_VISIBILITY_SECONDS = 3600
 AMQP_LEAD = timedelta(minutes=15)
 #: The longest DelaySeconds that SQS takes.
 SQS_LEAD = timedelta(seconds=900)
-#: Transport options by which Kombu may write elsewhere, or otherwise, than the URL says.
-_ELSEWHERE = frozenset({"body_encoding", "creator", "execution_options"})
+#: Transport options by which Kombu may write elsewhere than the URL says.
+_ELSEWHERE = frozenset({"creator", "execution_options"})
 #: What SQS takes as one message, attributes included (since August 2025; before, 256 KiB).
 SQS_BYTES = 1024 * 1024
 

@@ -101,6 +101,7 @@ RELAYED: Mapping[str, Mapping[str, Any]] = {
         "routing_key": "us",
         "declare": [Queue("celery", BILLS, "us"), Queue("other", BILLS, "us")],
     },
+    "a queue beside it": {"declare": [Queue("celery"), Queue("new")]},
     "another key": {
         "exchange": BILLS,
         "routing_key": "us",
@@ -117,6 +118,18 @@ def test_what_would_need_to_ask_is_left_to_a_relay(
     sent = beside.send(**RELAYED[name])
     assert beside.to_relay == [sent]
     assert database_envelopes(beside.url) == []
+
+
+def test_options_that_may_lead_elsewhere_are_left_to_a_relay(
+    sqlite_url: str, make_beside: MakeBeside
+) -> None:
+    options = {"execution_options": {"schema_translate_map": {None: "main"}}}
+    beside = make_beside(sqlite_url, config={"broker_transport_options": options})
+    furnish(beside.url, "celery")
+    sent = beside.send()
+    assert (beside.on_broker, beside.to_relay) == ([], [sent])
+    relay_once(beside.outbox)
+    assert (beside.on_broker, beside.to_relay) == ([sent], [])
 
 
 def test_a_relay_makes_what_is_missing_and_the_next_task_needs_none(

@@ -168,7 +168,7 @@ def test_what_the_table_refuses_fails_the_callers_commit(begin: Begin, beside: B
     beside.change(FORBID[beside.engine.name])
     with pytest.raises(sa.exc.DBAPIError) as caught, begin(beside.engine) as where:
         beside.order_and_send(where, 1)
-    assert "shop.add" not in str(caught.value).partition("DETAIL")[0]
+    assert "parameters hidden" in str(caught.value)
     assert (beside.to_relay, beside.orders) == ([], [])
     with Session(beside.engine) as where, where.begin():
         where.execute(sa.select(1))

@@ -351,9 +351,8 @@ def test_names_that_the_database_takes_for_one_are_one_queue(
 
 def test_no_transaction_stays_open(postgresql_url: str, connect: Callable[..., Publisher]) -> None:
     url = f"sqla+{postgresql_url}"
-    publisher = connect(url)
     for _ in range(2):
-        publish(publisher, [message(), message(**MESSAGES["topic"])])
+        publish(connect(url), [message(), message(**MESSAGES["topic"])])
     with database_connection(url) as connection:
         states = connection.scalars(
             sa.text(
