@@ -44,6 +44,7 @@ from ..message import EnvelopeParts, OutboxMessage
 from ..virtual import can_be_spliced, spliced
 from . import dialects
 from .dialects import Dialect
+from .troubles import Trouble
 
 __all__ = ["BrokerDatabase", "BrokerQueues", "BrokerTables", "RowRefusedError"]
 
@@ -103,11 +104,17 @@ class BrokerTables:
 
         The next connection of the same pool may look for tables in another schema.
         """
-        if not self.exist(connection):
-            return None
         names = (self._queues.name, self._messages.name)
         dialect = dialects.of(connection.dialect.name)
-        schemas = dialect.schemas_for_writing(connection, (*names, *_SEQUENCES))
+        try:
+            if not self.exist(connection):
+                return None
+            schemas = dialect.schemas_for_writing(connection, (*names, *_SEQUENCES))
+        except DBAPIError as error:
+            # Where asking is an error of its own (MySQL), it harms no transaction.
+            if dialect.trouble(error) is Trouble.NO_RIGHTS:
+                return None
+            raise
         return BrokerTables(*names, schemas.pop()) if len(schemas) == 1 else None
 
     def lock_for_writing(self, connection: Connection) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from tests.broker.conftest import Beside, MakeBeside, furnish
 from tests.relay.apps import add, make_due, relay_once, rows, send
 from tests.relay.wire import database_connection, database_envelopes, task_ids
+from tests.servers import DatabaseServer
 
 # Kombu's tables use what SQLAlchemy 2.1 calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -218,6 +219,31 @@ def test_a_user_who_may_not_write_there_needs_a_relay(
     beside.change(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
     clerk = sa.create_engine(beside.engine.url.set(username=role), poolclass=sa.NullPool)
     with Session(clerk) as where, where.begin():
+        sent = beside.order_and_send(where, 1)
+    assert (beside.on_broker, beside.to_relay, beside.orders) == ([], [sent], [1])
+
+
+@pytest.mark.parametrize("rights", [None, "SELECT"])
+def test_a_user_of_mariadb_who_may_not_write_there_needs_a_relay(
+    rights: str | None, mariadb: DatabaseServer, mariadb_url: str, make_beside: MakeBeside
+) -> None:
+    beside = make_beside(mariadb_url, "celery")
+    clerk = f"clerk_{beside.engine.url.database}"
+    granted = dict.fromkeys(("celery_outbox", "orders"), "SELECT, INSERT")
+    if rights:
+        granted |= dict.fromkeys(("kombu_queue", "kombu_message"), rights)
+    # Only root may give any.
+    socket = mariadb.processes[0].log.parent / "socket"
+    root = sa.create_engine(
+        f"mysql+pymysql://root@localhost/{beside.engine.url.database}?unix_socket={socket}",
+        poolclass=sa.NullPool,
+    )
+    with root.begin() as connection:
+        connection.execute(sa.text(f"CREATE USER '{clerk}'@'%' IDENTIFIED BY 'secret'"))
+        for table, what in granted.items():
+            connection.execute(sa.text(f"GRANT {what} ON {table} TO '{clerk}'@'%'"))
+    engine = sa.create_engine(beside.engine.url.set(username=clerk), poolclass=sa.NullPool)
+    with Session(engine) as where, where.begin():
         sent = beside.order_and_send(where, 1)
     assert (beside.on_broker, beside.to_relay, beside.orders) == ([], [sent], [1])
 
