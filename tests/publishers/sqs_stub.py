@@ -91,6 +91,11 @@ class SQSStub:
         self._server.hang_up()
         self._server.server_close()
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return self._server.connections
+
     def queue_url(self, queue: str) -> str:
         """Where a queue is."""
         return f"http://{HOST}:{self.port}/123456789012/{queue}"
@@ -233,6 +238,11 @@ class _Server(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         self._sockets.discard(request)
         super().shutdown_request(request)
+
+    @property
+    def connections(self) -> int:
+        """How many clients keep one open."""
+        return len(self._sockets)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Be silent of clients that did not wait for their answer."""

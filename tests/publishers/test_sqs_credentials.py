@@ -70,6 +70,16 @@ def test_credentials_that_expire_between_two_requests_cost_no_attempt(
     assert len(stub.bodies()) == 10
 
 
+def test_after_credentials_have_expired_no_other_queue_is_tried(
+    stub: SQSStub, open_publisher: OpenPublisher
+) -> None:
+    stub.faults.append(Fault(operation="CreateQueue", code="ExpiredToken", status=403))
+    messages = [message(f"queue-{number}") for number in range(5)]
+    outcome = publish(open_publisher(stub.url), messages)
+    assert outcome.unsent == rows(messages)
+    assert len(stub.asked("CreateQueue")) == 1
+
+
 def test_missing_credentials_cost_no_attempt(
     stub: SQSStub, open_publisher: OpenPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,11 +148,12 @@ def test_why_sqs_cannot_be_used_is_logged_once_and_without_what_was_signed(
     assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
 
 
+@pytest.mark.parametrize("reason", [SIGNED, SIGNED.replace("\n", " ")])
 def test_what_a_connection_is_refused_for_does_not_tell_what_was_signed(
-    stub: SQSStub, open_publisher: OpenPublisher
+    reason: str, stub: SQSStub, open_publisher: OpenPublisher
 ) -> None:
     stub.faults.append(
-        Fault(operation="ListQueues", code="SignatureDoesNotMatch", status=403, reason=SIGNED)
+        Fault(operation="ListQueues", code="SignatureDoesNotMatch", status=403, reason=reason)
     )
     with pytest.raises(Exception, match="SignatureDoesNotMatch") as raised:
         open_publisher(stub.url)

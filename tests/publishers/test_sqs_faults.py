@@ -7,10 +7,11 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 import pytest
-from kombu import Exchange
+from kombu import Connection, Exchange
 
 from celery_outbox.message import ClaimedMessage
 from celery_outbox.publishing import Outcome
+from celery_outbox.relay.publishers import publisher_for
 from tests.processes import HOST
 from tests.proxy import TcpProxy
 from tests.publishers.batches import message, publish
@@ -334,6 +335,13 @@ def test_the_limits_of_time_are_those_of_the_broker_where_it_has_some(
     assert len(stub.asked()) == 2
 
 
+def test_the_limits_of_time_lie_well_within_a_lease_by_default() -> None:
+    connection = Connection("sqs://")
+    publisher_for(connection)
+    config = connection.transport_options["client-config"]
+    assert (config["connect_timeout"], config["read_timeout"]) == (10, 30)
+
+
 def test_an_interrupt_passes_through_and_leaves_no_thread(
     stub: SQSStub, open_publisher: OpenPublisher
 ) -> None:
@@ -370,9 +378,13 @@ def test_an_exit_within_a_request_passes_through(
     assert not publisher.is_connected
 
 
-def test_a_closed_publisher_leaves_no_thread(stub: SQSStub, open_publisher: OpenPublisher) -> None:
+def test_a_closed_publisher_leaves_no_thread_and_no_connection(
+    stub: SQSStub, open_publisher: OpenPublisher
+) -> None:
     publisher = open_publisher(stub.url)
     publish(publisher, [message()])
     assert [each for each in threading.enumerate() if each.name.startswith(THREADS)]
+    assert stub.connections > 0
     publisher.close()
     assert not [each for each in threading.enumerate() if each.name.startswith(THREADS)]
+    wait_until(lambda: stub.connections == 0)

@@ -158,6 +158,14 @@ def test_after_one_that_is_too_long_none_of_its_group_is_sent(
     assert by_group(stub) == {"a": [messages[0].task_id], "b": [messages[3].task_id]}
 
 
+def test_a_group_that_is_no_text_stays_alone(stub: SQSStub, open_publisher: OpenPublisher) -> None:
+    odd = message(FIFO, properties={"MessageGroupId": ["a"]})
+    messages = [job(), odd, job("b")]
+    outcome = publish(open_publisher(stub.url), messages)
+    assert list(outcome.errors) == [odd.id]
+    assert outcome.accepted == {messages[0].id, messages[2].id}
+
+
 def test_after_a_request_that_is_refused_none_of_its_groups_is_sent(
     stub: SQSStub, open_publisher: OpenPublisher
 ) -> None:

@@ -196,7 +196,6 @@ class SQSPublisher(RoutedPublisher):
             if verdict_of(error) is not Verdict.MISSING:
                 raise
         self._channel._queue_cache.clear()
-        self._forget_declared()
         return self._routed(message, ways, read_at)
 
     def _wire(self, asked: Mapping[str, Any], *, is_fifo: bool) -> dict[str, Any]:
