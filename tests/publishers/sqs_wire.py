@@ -1,14 +1,17 @@
-"""What lies in the queues of SQS, read with boto3: nothing of the package or of Kombu takes part."""
+"""What lies in the queues of SQS, read with boto3: no publisher and nothing of Kombu takes part."""
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
+
+from celery_outbox.message import ClaimedMessage
+from tests.publishers.sqs_stub import SQSStub
 
 
 @contextmanager
@@ -63,3 +66,18 @@ def queue_names(url: str) -> list[str]:
     """The queues that there are."""
     with sqs_client(url) as client:
         return sorted(each.rpartition("/")[2] for each in client.list_queues().get("QueueUrls", []))
+
+
+def arrived(stub: SQSStub, queue: str = "celery") -> set[str]:
+    """The ids of the tasks that a queue of the stub has taken."""
+    return {envelope(body)["headers"]["id"] for body in stub.bodies(queue)}
+
+
+def names(messages: Iterable[ClaimedMessage]) -> set[str]:
+    """The ids of their tasks."""
+    return {each.task_id for each in messages}
+
+
+def rows(messages: Iterable[ClaimedMessage]) -> set[int]:
+    """The ids of their rows."""
+    return {each.id for each in messages}

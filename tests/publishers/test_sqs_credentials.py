@@ -1,7 +1,6 @@
 """SQS: credentials that expire are read anew without a restart, and are told to nobody."""
 
 import logging
-from typing import Any
 
 import boto3
 import pytest
@@ -11,6 +10,7 @@ from tests.processes import HOST
 from tests.publishers.batches import message, publish
 from tests.publishers.conftest import OpenPublisher
 from tests.publishers.sqs_stub import KEY, Fault, Json, SQSStub
+from tests.publishers.sqs_wire import rows
 from tests.servers import SQSServer
 from tests.waiting import wait_until
 
@@ -36,10 +36,6 @@ def use(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_key(key: str, asked: Json) -> bool:
     return bool(asked[KEY] == key)
-
-
-def rows(messages: Any) -> set[int]:
-    return {each.id for each in messages}
 
 
 @pytest.mark.parametrize("code", EXPIRED)

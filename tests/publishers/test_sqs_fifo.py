@@ -12,7 +12,7 @@ from celery_outbox.message import ClaimedMessage
 from tests.publishers.batches import message, publish
 from tests.publishers.conftest import OpenPublisher
 from tests.publishers.sqs_stub import Fault, Json, SQSStub
-from tests.publishers.sqs_wire import envelope, sqs_client, taken
+from tests.publishers.sqs_wire import envelope, rows, sqs_client, taken
 
 FIFO = "jobs.fifo"
 
@@ -46,10 +46,6 @@ def expected(messages: Sequence[ClaimedMessage], groups: str) -> dict[str, list[
 
 def naming(only: ClaimedMessage) -> Callable[[Json], bool]:
     return lambda entry: name_of(entry) == only.task_id
-
-
-def rows(messages: Sequence[ClaimedMessage]) -> set[int]:
-    return {each.id for each in messages}
 
 
 def test_of_one_group_one_message_is_under_way_and_they_keep_their_order(
