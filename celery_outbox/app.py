@@ -113,7 +113,7 @@ class Outbox:
         settings = self.settings
         databases: dict[str, Database] = {}
         for name, source in settings.databases.items():
-            database = Database(name, source, settings.table)
+            database = Database(name, source, settings.table, notify=settings.notify)
             for other in databases.values():
                 if other.identity == database.identity:
                     raise ConfigurationError(

@@ -29,6 +29,7 @@ from ..errors import ConfigurationError, DatabaseError, OutboxError
 from . import dialects
 from .broker import BrokerQueues
 from .dialects.default import default_isolation_level
+from .dialects.listening import Subscription
 from .schema import Tables
 from .state import StateStore
 from .store import OutboxStore
@@ -58,21 +59,23 @@ class Database:
         name: what users call it.
         source: an engine, an AsyncEngine or a URL.
         table: the outbox table's name, optionally with its schema.
+        notify: whether what is stored wakes the relays, where the database can do so.
 
     Raises ConfigurationError when it is not a supported database, commits each statement by itself,
     or can only be reached by asyncio.
     """
 
-    def __init__(self, name: str, source: DatabaseSource, table: str) -> None:
+    def __init__(self, name: str, source: DatabaseSource, table: str, *, notify: bool = True) -> None:
         self.name = name
         self._source = source
+        self._notify = notify
         self._callers = engine = _caller_engine(source)
         self.url: URL = source if engine is None else engine.url
         self.dialect = dialects.of(self.url.get_backend_name())
         if engine is not None:
             self._refuse_autocommit(engine)
         self.tables = Tables.build(table, self.url.get_backend_name())
-        self.store = OutboxStore(self.tables, self.dialect)
+        self.store = OutboxStore(self.tables, self.dialect, notify=notify)
         self.state = StateStore(self.tables, self.dialect)
         #: What of Kombu's database transport is in the same database.
         self.queues = BrokerQueues()
@@ -157,6 +160,15 @@ class Database:
                 return work(connection)
         except (DBAPIError, NoConnectionFree) as error:
             raise self.explain(error) from error
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether a relay can be notified of what is stored here."""
+        return self._notify and self.dialect.can_listen(self._own)
+
+    def listen(self) -> Subscription:
+        """Be notified of what is stored, on a new connection outside the pool. Raises DatabaseError."""
+        return self.dialect.listen(self._own, self.tables)
 
     def explain(self, error: DBAPIError | NoConnectionFree) -> OutboxError:
         """Say what a database error means for the outbox, without its parameters."""

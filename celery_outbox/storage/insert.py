@@ -6,7 +6,7 @@ it, and the driver's ``executemany`` would send one INSERT for each row. The tex
 ``schema_translate_map`` of the caller's: the outbox has one table, where the relay looks.
 
 PostgreSQL takes many rows as one array for each column, which costs it a third less than a parameter
-for each value.
+for each value. It is also asked, in the same statement, to notify the relays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from sqlalchemy import (
@@ -89,12 +89,14 @@ class _Rows:
     Attributes:
         plain: the row of a message without delay, deadline or retry policy.
         timed: the row of any message.
+        first: those two once more, for the first message.
         instant: turns a datetime into what the driver takes.
     """
 
     prefix: str
     plain: _Row
     timed: _Row
+    first: tuple[_Row, _Row]
     style: str
     instant: Callable[[Any], Any]
 
@@ -103,8 +105,10 @@ class _Rows:
         rows: list[_Row] = []
         parameters: list[Any] = []
         now = time.monotonic()
+        plain, timed = self.first
         for message in messages:
-            row = self.timed if _is_timed(message) else self.plain
+            row = timed if _is_timed(message) else plain
+            plain, timed = self.plain, self.timed
             values = _values(message, now, self.instant)
             rows.append(row)
             parameters += [values[name] for name in row.names]
@@ -146,17 +150,27 @@ def _numbered(parts: Sequence[str], number: Iterator[int]) -> str:
 
 
 class InsertMessages:
-    """Writes messages into the table, in as few statements as the database allows."""
+    """Writes messages into the table, in as few statements as the database allows.
 
-    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+    With ``notifies``, and where the database can, relays are notified when that commits.
+    """
+
+    def __init__(self, tables: Tables, dialect: Dialect, *, notifies: bool) -> None:
         self._tables = tables
         self._dialect = dialect
-        self._templates: dict[tuple[str, str, bool], _Template] = {}
+        self._notifies = notifies
+        self._templates: dict[tuple[str, str, bool, bool], _Template] = {}
 
     def __call__(self, connection: Connection, messages: Sequence[OutboxMessage]) -> None:
         """Insert on ``connection``, in order; commits nothing."""
+        # What is not due yet is found in its time by asking.
+        is_owed = (
+            self._notifies and self._dialect.can_notify(connection) and any(map(_is_due, messages))
+        )
         for chunk in self._chunks(messages):
-            connection.exec_driver_sql(*self._template(connection.dialect, len(chunk)).fill(chunk))
+            template = self._template(connection.dialect, len(chunk), notifies=is_owed)
+            connection.exec_driver_sql(*template.fill(chunk))
+            is_owed = False
 
     def _chunks(self, messages: Sequence[OutboxMessage]) -> Iterator[Sequence[OutboxMessage]]:
         start, size = 0, 0
@@ -170,28 +184,32 @@ class InsertMessages:
         if start < len(messages):
             yield messages[start:]
 
-    def _template(self, dialect: SQLAlchemyDialect, rows: int) -> _Template:
+    def _template(self, dialect: SQLAlchemyDialect, rows: int, *, notifies: bool) -> _Template:
         by_array = rows >= _ARRAY_ROWS and dialect.driver in self._dialect.array_drivers
-        key = (dialect.driver, dialect.paramstyle, by_array)
+        key = (dialect.driver, dialect.paramstyle, by_array, notifies)
         if key not in self._templates:
-            self._templates[key] = self._arrays(dialect) if by_array else self._rows(dialect)
+            # In the place of a constant that each row has, so that it costs no round trip.
+            more = {"attempts": self._dialect.notify(self._tables, "0")} if notifies else {}
+            make = self._arrays if by_array else self._rows
+            self._templates[key] = make(dialect, more)
         return self._templates[key]
 
-    def _rows(self, dialect: SQLAlchemyDialect) -> _Rows:
+    def _rows(self, dialect: SQLAlchemyDialect, more: dict[str, Any]) -> _Template:
         def parameter(name: str) -> ColumnElement[Any]:
             return bindparam(name, type_=_TIMED[name])
 
-        prefix, plain = self._compile(dialect, self._plain_row(parameter))
-        _, timed = self._compile(dialect, self._timed_row(parameter))
+        plain, timed = self._plain_row(parameter), self._timed_row(parameter)
+        prefix, plain_row = self._compile(dialect, plain)
         return _Rows(
             prefix=prefix,
-            plain=plain,
-            timed=timed,
+            plain=plain_row,
+            timed=self._compile(dialect, timed)[1],
+            first=(self._compile(dialect, plain | more)[1], self._compile(dialect, timed | more)[1]),
             style=dialect.paramstyle,
             instant=UTCDateTime().bind_processor(dialect) or _unchanged,
         )
 
-    def _arrays(self, dialect: SQLAlchemyDialect) -> _Arrays:
+    def _arrays(self, dialect: SQLAlchemyDialect, more: dict[str, Any]) -> _Template:
         def column(name: str) -> ColumnElement[Any]:
             return literal_column(f"m.{name}", type_=_TIMED[name])
 
@@ -206,8 +224,8 @@ class InsertMessages:
             return f"{prefix} SELECT {selected[1:-1]} FROM {source}"  # noqa: S608 - names of ours alone
 
         return _Arrays(
-            plain=statement(self._plain_row(column), _PLAIN),
-            timed=statement(self._timed_row(column), _TIMED),
+            plain=statement(self._plain_row(column) | more, _PLAIN),
+            timed=statement(self._timed_row(column) | more, _TIMED),
         )
 
     def _compile(self, dialect: SQLAlchemyDialect, values: dict[str, Any]) -> tuple[str, _Row]:
@@ -259,6 +277,15 @@ def _array_mark(dialect: SQLAlchemyDialect, number: int, name: str) -> str:
 
 def _unchanged(value: Any) -> Any:
     return value
+
+
+def _is_due(message: OutboxMessage) -> bool:
+    """Whether a relay may take it at once, as far as the producer's clock can tell."""
+    if message.eta is not None:
+        return (message.eta - datetime.now(UTC)).total_seconds() <= message.lead
+    if message.countdown is not None:
+        return message.countdown - (time.monotonic() - message.made_at) <= message.lead
+    return True
 
 
 def _is_timed(message: OutboxMessage) -> bool:

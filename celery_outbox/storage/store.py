@@ -69,12 +69,15 @@ class Failure:
 
 
 class OutboxStore:
-    """The message table of one database, as statements."""
+    """The message table of one database, as statements.
 
-    def __init__(self, tables: Tables, dialect: Dialect) -> None:
+    With ``notify``, what is added wakes the relays when it is committed, where the database can do so.
+    """
+
+    def __init__(self, tables: Tables, dialect: Dialect, *, notify: bool = True) -> None:
         self.tables = tables
         self.dialect = dialect
-        self._insert = InsertMessages(tables, dialect)
+        self._insert = InsertMessages(tables, dialect, notifies=notify)
 
     def add(self, connection: Connection, messages: Sequence[OutboxMessage]) -> None:
         """Write messages, all in the transaction that ``connection`` is in."""

@@ -26,6 +26,7 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
+    literal_column,
 )
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -33,6 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from ...errors import ConfigurationError
 from ..schema import Tables
 from ..troubles import Trouble
+from .listening import Subscription
 
 __all__ = ["Dialect", "OldestTransaction", "ServerFacts", "default_isolation_level"]
 
@@ -193,6 +195,22 @@ class Dialect(ABC):
         """A transaction for writing beside the outbox's table, at the level that ``engine`` chooses."""
         with engine.begin() as connection:
             yield connection
+
+    def can_notify(self, connection: Connection) -> bool:
+        """Whether the transaction of ``connection`` can notify relays when it commits."""
+        return False
+
+    def notify(self, tables: Tables, constant: str) -> ColumnElement[Any]:
+        """``constant``, as an expression that notifies the relays of these tables when committed."""
+        return literal_column(constant)
+
+    def can_listen(self, engine: Engine) -> bool:
+        """Whether relays can be notified, by ``engine``'s driver."""
+        return False
+
+    def listen(self, engine: Engine, tables: Tables) -> Subscription:
+        """Listen to what ``notify`` says, on a new connection. Raises DatabaseError."""
+        raise NotImplementedError
 
     def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
         """The schemas in which ``connection`` finds tables and sequences; None where it has but one.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,12 +31,13 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError
 
 from ..schema import POSTGRESQL_PARAMETERS, UNCOMPRESSED, Tables, UTCDateTime
 from ..troubles import Trouble
 from .default import D, Dialect, OldestTransaction, ServerFacts, option
+from .listening import Subscription
 
 __all__ = ["PostgreSQL"]
 
@@ -129,6 +131,31 @@ class PostgreSQL(Dialect):
             @event.listens_for(engine, "connect")
             def prepare_nothing(connection: Any, record: object) -> None:
                 connection.prepare_threshold = None
+
+    def can_notify(self, connection: Connection) -> bool:
+        """PREPARE TRANSACTION refuses transactions with a NOTIFY."""
+        return not isinstance(connection.get_transaction(), TwoPhaseTransaction)
+
+    def notify(self, tables: Tables, constant: str) -> ColumnElement[Any]:
+        """A subquery, which is run once for the whole statement.
+
+        The server drops what is said twice in a transaction, and what was said in a savepoint that is
+        rolled back: so each statement may say it, and none needs to remember.
+        """
+        return literal_column(f"(SELECT {constant} FROM pg_notify('{self.channel(tables)}', ''))")  # noqa: S608 - a hash
+
+    def channel(self, tables: Tables) -> str:
+        """One for each table, so that no relay is woken for another's; short, whatever its name."""
+        digest = hashlib.sha256(tables.messages.fullname.encode()).hexdigest()
+        return f"celery_outbox_{digest[:16]}"
+
+    def can_listen(self, engine: Engine) -> bool:
+        """By psycopg."""
+        return engine.driver == "psycopg"
+
+    def listen(self, engine: Engine, tables: Tables) -> Subscription:
+        """LISTEN."""
+        return Subscription(engine, self.channel(tables))
 
     def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
         """Those of the search path; asked, since an error would end the caller's transaction."""
