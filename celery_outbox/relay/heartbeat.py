@@ -13,7 +13,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 
@@ -32,6 +33,19 @@ EVERY = timedelta(seconds=10)
 PATIENCE = timedelta(seconds=2)
 
 
+@contextmanager
+def without_signals() -> Iterator[None]:
+    """Threads that are started in the block get no signals.
+
+    A signal that the kernel gave to one of them would wait, unseen, until the main thread wakes up.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 class Heartbeat:
     """Says in each database that a relay runs, as long as the ``with`` block lasts."""
 
@@ -45,13 +59,8 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="celery_outbox heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
-        # The thread inherits the mask. A signal that the kernel gave to it would wait, unseen, until
-        # the main thread wakes up.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
+        with without_signals():
             self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return self
 
     def __exit__(

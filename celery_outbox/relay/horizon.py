@@ -31,6 +31,10 @@ class Horizon:
         self._whole_look_at = 0.0
         self._owes_whole_look = False
 
+    def forget(self) -> None:
+        """Know nothing: begin at the very beginning."""
+        self.__init__()  # type: ignore[misc]
+
     @property
     def since(self) -> datetime | None:
         """Where to begin; None: at the very beginning."""

@@ -1,64 +1,32 @@
-"""The relay: claim, publish, settle, for each broker of each database in turn.
-
-No database connection is held while a broker is contacted. A claim is made only when its broker is
-connected. What a pass could not do is left in the table, and said once in the log.
-"""
+"""The relay: threads that deliver, and one that watches over them, its limits and its signals."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import timedelta
 
-from sqlalchemy.engine import Connection
-
-from ..errors import OutboxError, PublisherContractError
-from ..message import ClaimedMessage
-from ..policy import RetryPolicy
-from ..publishing import Outcome, Publisher
-from ..signals import outbox_failed, outbox_published
+from ..errors import ConfigurationError
+from ..publishing import Publisher
 from ..storage.database import Database
-from ..storage.store import Claim, Failure
-from .backoff import next_delay
-from .heartbeat import Heartbeat
-from .horizon import Horizon
-from .lines import Lines, Parted
-from .publishers.kombu import text_of
+from .connections import Connections
+from .deliverer import Deliverer
+from .heartbeat import Heartbeat, without_signals
+from .limits import Budget, memory_used
+from .options import RelayOptions
+from .turns import Turn, Turns
 from .wakeup import Wakeup
 
-__all__ = ["Relay", "RelayOptions"]
+__all__ = ["STOP_SECONDS", "Relay", "RelayOptions"]
 
 logger = logging.getLogger(__name__)
 
-#: How often connections are looked after that may be idle.
+#: How often connections are looked after that may be idle, and limits are looked at.
 KEEP_ALIVE = timedelta(seconds=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayOptions:
-    """How a relay works.
-
-    Attributes:
-        batch: messages of one claim at most.
-        sleep: the wait after a pass that found nothing, or after a failure.
-        lease: how long a claim holds.
-        retry: the policy for messages that have none of their own.
-        keep: keep delivered rows instead of deleting them.
-        once: one pass of at most ``batch`` messages for each database, without waiting.
-        stop_when_empty: end when no database has a ready message.
-    """
-
-    batch: int = 100
-    sleep: timedelta = timedelta(seconds=1)
-    lease: timedelta
-    retry: RetryPolicy
-    keep: bool = False
-    once: bool = False
-    stop_when_empty: bool = False
+#: How long the end waits for batches that are under way; longer than a publisher waits for an answer.
+STOP_SECONDS = 45.0
 
 
 class Relay:
@@ -67,6 +35,8 @@ class Relay:
     Args:
         databases: those to read, in turn.
         brokers: a maker of publishers for each broker's name; messages for others are left alone.
+
+    Raises ConfigurationError when a database's pool has fewer connections than are needed.
     """
 
     def __init__(
@@ -76,28 +46,58 @@ class Relay:
         options: RelayOptions,
     ) -> None:
         self._databases = databases
-        self._brokers = brokers
         self._options = options
-        self._is_stopped = False
-        self._has_worked = False
-        self._delivered = 0
+        self._threads = _threads(databases, options)
+        self._is_stopped = self._is_paused = self._is_abandoned = False
+        #: Whether it has ended because of its memory.
+        self.is_out_of_memory = False
+        self._failure: BaseException | None = None
         self._wakeup: Wakeup | None = None
         self._heartbeat = Heartbeat(databases)
-        self._publishers: dict[str, Publisher] = {}
-        self._troubles: dict[str, str] = {}
-        self._rests: dict[str, float] = {}
-        self._lines: defaultdict[tuple[str, str], Lines] = defaultdict(Lines)
-        self._kept_alive_at = time.monotonic()
-        self._horizons: defaultdict[tuple[str, str], Horizon] = defaultdict(Horizon)
+        self._connections = Connections(brokers, options.concurrency)
+        self._budget = Budget(options.max_jobs)
+        self._brokers = list(brokers)
+        self._turns = Turns(
+            databases,
+            brokers,
+            sleep=options.sleep,
+            is_finite=options.stop_when_empty,
+            done=self._ring,
+        )
+        self._deliverer = Deliverer(
+            self._turns, self._connections, self._heartbeat, self._budget, options
+        )
 
     def stop(self) -> None:
-        """Ask the relay to finish the batch that it is in and end; safe in a signal handler."""
+        """Ask the relay to finish what is under way and end; safe in a signal handler.
+
+        Asked again, it leaves without waiting.
+        """
+        self._is_abandoned = self._is_stopped
         self._is_stopped = True
-        if self._wakeup is not None:
-            self._wakeup.ring()
+        self._ring()
+
+    def pause(self) -> None:
+        """Take no more messages until ``resume``; safe in a signal handler."""
+        self._is_paused = True
+        self._ring()
+
+    def resume(self) -> None:
+        """Go on; safe in a signal handler."""
+        self._is_paused = False
+        self._ring()
+
+    def wake(self, database: Database) -> None:
+        """Look at a database now, for there is something new; safe for threads."""
+        self._turns.wake(database)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it has ended without waiting for what was under way."""
+        return self._is_abandoned
 
     def run(self) -> bool:
-        """Work until stopped, or as ``once`` and ``stop_when_empty`` say.
+        """Work until stopped, or as the options say.
 
         Returns whether it could work: False when not one of the databases could ever be used.
         """
@@ -108,224 +108,138 @@ class Relay:
         )
         try:
             with self._heartbeat, Wakeup() as self._wakeup:
-                while not self._is_stopped:
-                    self._keep_alive()
-                    settled, accepted = self._pass()
-                    if self._options.once or (self._options.stop_when_empty and not settled):
-                        return self._has_worked
-                    if not accepted and not self._options.stop_when_empty:
-                        self._wait(self._rest())
-            return True
+                if self._options.once:
+                    self._turns.open()
+                    self._pass()
+                else:
+                    self._run_threads()
         finally:
-            for publisher in self._publishers.values():
-                publisher.close()
-            logger.info("The relay ends; it has delivered %d message(s)", self._delivered)
+            self._connections.close()
+            deliverer = self._deliverer
+            logger.info(
+                "The relay ends; it has delivered %d message(s)",
+                deliverer.delivered,
+                extra={"delivered": deliverer.delivered, "lease_lost": deliverer.lease_lost},
+            )
+        if self._failure is not None:
+            raise self._failure
+        return self._deliverer.has_worked or not self._options.is_finite
 
-    def _wait(self, rest: timedelta) -> None:
-        """Wait for a signal or until ``rest`` is over, with the connections kept alive."""
-        assert self._wakeup is not None  # noqa: S101 - run() has made it
-        while rest > timedelta(0) and not self._wakeup.wait(min(rest, KEEP_ALIVE)):
-            rest -= KEEP_ALIVE
-            self._keep_alive()
+    def _ring(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.ring()
 
-    def _keep_alive(self) -> None:
-        """Look after connections that may be idle, however busy the others are."""
-        if time.monotonic() < self._kept_alive_at + KEEP_ALIVE.total_seconds() / 2:
-            return
-        self._kept_alive_at = time.monotonic()
-        for publisher in self._publishers.values():
-            if publisher.is_connected:
-                publisher.keep_alive()
-
-    def _rest(self) -> timedelta:
-        """How long to wait: less than ``sleep`` where not everything has been looked at."""
-        owed = [each.owed for each in self._horizons.values()]
-        return min([self._options.sleep, *(each for each in owed if each is not None)])
-
-    def _pass(self) -> tuple[int, int]:
-        """Give each broker of each database one turn; how many were settled, and how many accepted.
-
-        What a lost connection left behind is ready again and counts as neither.
-        """
-        settled = accepted = 0
+    def _pass(self) -> None:
+        """One batch of each database, shared by its brokers in turn."""
         for database in self._databases:
-            if time.monotonic() < self._rests.get(database.name, 0):
-                continue
             left = self._options.batch
-            for broker in self._brokers:
-                if self._is_stopped or left <= 0:
-                    break
-                try:
-                    claimed, outcome = self._turn(database, broker, left)
-                except OutboxError as error:
-                    self._trouble(f"database {database.name!r}", str(error))
-                    # However busy the others are: it is not asked all the time.
-                    self._rests[database.name] = time.monotonic() + self._options.sleep.total_seconds()
-                    self._forget_horizons(database)
-                    break
-                self._has_worked = True
-                self._well(f"database {database.name!r}")
-                accepted += len(outcome.accepted)
-                settled += len(outcome.accepted if outcome.is_connection_lost else claimed)
-                left -= len(claimed) if self._options.once else 0
-        return settled, accepted
+            for turn in self._turns.all:
+                if turn.database is database and left > 0 and not self._is_stopped:
+                    left -= self._deliverer.serve(turn, left).claimed
 
-    def _forget_horizons(self, database: Database) -> None:
-        for broker in self._brokers:
-            self._horizons.pop((database.name, broker), None)
+    def _run_threads(self) -> None:
+        threads = [
+            threading.Thread(target=self._work, name=f"celery_outbox relay {number}", daemon=True)
+            for number in range(1, self._threads + 1)
+        ]
+        self._turns.open()
+        with without_signals():
+            for thread in threads:
+                thread.start()
+        try:
+            self._watch()
+        finally:
+            self._turns.close()
+            self._join(threads)
 
-    def _turn(
-        self, database: Database, broker: str, limit: int
-    ) -> tuple[Sequence[ClaimedMessage], Outcome]:
-        """Deliver one batch; what was claimed, and what became of it."""
-        self._heartbeat.begin(database)
-        horizon = self._horizons[database.name, broker]
-        since = horizon.since
-        is_empty = self._is_empty(database, broker, since)
-        if is_empty and since is not None and self._options.stop_when_empty:
-            since = None  # what is overlooked now would stay
-            is_empty = self._is_empty(database, broker, since)
-        publisher = None if is_empty else self._connected(broker)
-        if publisher is None:
-            return (), Outcome()
-        claiming = partial(
-            database.store.claim, broker=broker, limit=limit, lease=self._options.lease, since=since
+    def _watch(self) -> None:
+        """Wait for the end, and look after what nobody uses meanwhile."""
+        assert self._wakeup is not None  # noqa: S101 - run() has made it
+        ends = None
+        if self._options.max_time is not None:
+            ends = time.monotonic() + self._options.max_time.total_seconds()
+        while not (self._is_stopped or self._turns.is_done or self._budget.is_spent):
+            left = KEEP_ALIVE
+            if ends is not None:
+                left = min(left, timedelta(seconds=ends - time.monotonic()))
+                if left <= timedelta(0):
+                    logger.info("The relay has worked for as long as it was told to")
+                    return
+            self._wakeup.wait(left)
+            self._turns.pause(is_paused=self._is_paused)
+            self._connections.keep_alive()
+            if self._has_too_much_memory():
+                return
+
+    def _has_too_much_memory(self) -> bool:
+        limit = self._options.max_memory
+        if limit is None or (used := memory_used()) < limit:
+            return False
+        self.is_out_of_memory = True
+        logger.warning(
+            "The relay uses %.0f MB of memory, its limit is %.0f MB: it ends",
+            used / 2**20,
+            limit / 2**20,
         )
-        claim = horizon.take(since, partial(database.run, claiming))
-        horizon.claimed(claim.latest)
-        if not claim.messages:
-            return (), Outcome()
-        lines = self._lines[database.name, broker]
-        parted = lines.part(
-            publisher,
-            claim.messages,
-            lambda rows: database.read(partial(database.store.undelivered, ids=rows)),
-        )
-        outcome = self._publish(publisher, claim, parted.free)
-        if outcome.is_connection_lost:
-            self._trouble(f"broker {broker!r}", next(iter(outcome.errors.values()), "connection lost"))
-        elif outcome.accepted:
-            # Not on connecting: with some transports that proves nothing.
-            self._well(f"broker {broker!r}")
+        return True
+
+    def _work(self) -> None:
+        """What a thread does."""
         try:
-            self._settle(database, broker, claim, parted, outcome)
-        except OutboxError:
-            lines.lapse(parted, outcome.accepted)
-            raise
-        self._delivered += len(outcome.accepted)
-        return claim.messages, outcome
+            while (turn := self._turns.take()) is not None:
+                self._serve(turn)
+        except BaseException as error:  # noqa: BLE001 - raised by run(), in the thread that called it
+            self._failure = error
+            self._is_stopped = True
+        finally:
+            self._ring()
 
-    def _is_empty(self, database: Database, broker: str, since: datetime | None) -> bool:
-        """Look without writing, as an idle relay does."""
-        looking = partial(database.store.is_empty, broker=broker, since=since)
-        horizon = self._horizons[database.name, broker]
-        return horizon.is_empty(since, partial(database.read, looking))
-
-    def _connected(self, broker: str) -> Publisher | None:
-        """The connected publisher of ``broker``; None when it cannot be reached."""
-        publisher = self._publishers.get(broker)
-        if publisher is None:
-            publisher = self._publishers[broker] = self._brokers[broker]()
-        if publisher.is_connected:
-            return publisher
+    def _serve(self, turn: Turn) -> None:
+        has_progressed = False
         try:
-            publisher.connect()
-        except Exception as error:  # noqa: BLE001 - transports raise what they like
-            publisher.close()
-            self._trouble(f"broker {broker!r}", text_of(error))
-            return None
-        return publisher
+            served = self._deliverer.serve(turn)
+            is_finite = self._options.stop_when_empty
+            has_progressed = bool(served.settled if is_finite else served.accepted)
+            if self._budget.is_spent:
+                self._ring()
+        finally:
+            self._turns.give_back(turn, has_progressed=has_progressed)
 
-    def _publish(
-        self, publisher: Publisher, claim: Claim, messages: Sequence[ClaimedMessage]
-    ) -> Outcome:
-        outcome = None
-        try:
-            outcome = publisher.publish(messages, deadline=claim.expires, read_at=claim.read_at)
-            outcome.check(messages)
-        except PublisherContractError as error:
-            logger.error("A publisher broke its contract: %s", error)  # noqa: TRY400 - it tells all
-            return (outcome or Outcome()).without_contradictions(messages, str(error))
-        except Exception as error:  # noqa: BLE001
-            # The batch's boundary: whatever a transport raises, the relay goes on. A traceback would
-            # repeat the error's own text, and with it perhaps a password or a payload.
-            text = text_of(error)
-            logger.error("Publishing a batch failed: %s", text)  # noqa: TRY400
-            publisher.close()
-            return Outcome(errors=dict.fromkeys((each.id for each in messages), text))
-        return outcome
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for what is under way, but not for ever, and not when told so again."""
+        assert self._wakeup is not None  # noqa: S101 - run() has made it
+        ends = time.monotonic() + STOP_SECONDS
+        while any(thread.is_alive() for thread in threads):
+            if self._is_abandoned or time.monotonic() >= ends:
+                self._is_abandoned = True
+                logger.warning(
+                    "The relay leaves a batch behind that is under way; it is delivered again when its "
+                    "lease is over"
+                )
+                return
+            self._wakeup.wait(timedelta(seconds=0.1))
 
-    def _settle(
-        self, database: Database, broker: str, claim: Claim, parted: Parted, outcome: Outcome
-    ) -> None:
-        messages = {message.id: message for message in claim.messages}
-        delays = {id_: self._delay(messages[id_]) for id_ in messages if id_ in outcome.errors}
-        behind = self._lines[database.name, broker].settle(parted, outcome.accepted, delays)
-        failures = {
-            id_: Failure(error=outcome.errors[id_], delay=behind.pop(id_, delay))
-            for id_, delay in delays.items()
-        }
-        unsent = set(outcome.unsent) - behind.keys()
-        store, token = database.store, claim.token
 
-        def write(connection: Connection) -> int:
-            count = 0
-            if outcome.accepted:
-                ids = sorted(outcome.accepted)
-                count += store.accept(connection, token, ids, keep=self._options.keep)
-            if outcome.deferred:
-                count += store.defer(connection, token, sorted(outcome.deferred))
-            if unsent:
-                count += store.release(connection, token, sorted(unsent))
-            if failures:
-                count += store.fail(connection, token, failures)
-            if behind:
-                # After the failed ones, so that their times are later.
-                count += store.postpone(connection, token, behind)
-            return count
-
-        settled = database.run(write)
-        if settled < len(messages):
-            logger.warning(
-                "The lease of a batch ended before it was settled: %d of %d messages belong to another "
-                "relay now",
-                len(messages) - settled,
-                len(messages),
-                extra={"database": database.name, "broker": broker},
+def _threads(databases: Sequence[Database], options: RelayOptions) -> int:
+    """One more than publish at once: it claims the next batch meanwhile."""
+    if options.once:
+        return 1
+    wanted = options.concurrency + 1
+    for database in databases:
+        if database.is_for_one_thread:
+            if options.concurrency > 1:
+                raise ConfigurationError(
+                    f"database {database.name!r}: expected one that several threads can use, found one "
+                    "in memory. Use concurrency 1."
+                )
+            return 1
+        limit = database.pool_limit
+        if limit is not None and limit < options.concurrency:
+            raise ConfigurationError(
+                f"database {database.name!r}: expected a connection for each of {options.concurrency} "
+                f"threads, found a pool of {limit}. Make pool_size or max_overflow of its engine "
+                "larger, or --concurrency smaller."
             )
-        self._tell(database, broker, [messages[each] for each in outcome.accepted], outcome)
-
-    def _delay(self, message: ClaimedMessage) -> timedelta | None:
-        return next_delay(message.retry or self._options.retry, message.attempts)
-
-    def _tell(
-        self,
-        database: Database,
-        broker: str,
-        accepted: Sequence[ClaimedMessage],
-        outcome: Outcome,
-    ) -> None:
-        if outcome.errors:
-            logger.error(
-                "Delivery of %d message(s) failed: %s",
-                len(outcome.errors),
-                next(iter(outcome.errors.values())),
-                extra={
-                    "database": database.name,
-                    "broker": broker,
-                    "row_ids": sorted(outcome.errors),
-                },
-            )
-            outbox_failed.send(sender=broker, database=database.name, errors=dict(outcome.errors))
-        if accepted:
-            outbox_published.send(sender=broker, database=database.name, messages=accepted)
-
-    def _trouble(self, where: str, what: str) -> None:
-        """Log the beginning of an outage, once."""
-        if where not in self._troubles:
-            logger.error("The %s cannot be used, trying again: %s", where, what)
-        self._troubles[where] = what
-
-    def _well(self, where: str) -> None:
-        if self._troubles.pop(where, None) is not None:
-            logger.info("The %s can be used again", where)
+        if limit is not None:
+            wanted = min(wanted, limit)
+    return wanted

@@ -143,7 +143,7 @@ def test_an_open_transaction_makes_no_claim_read_more(
         add(database, *(make_message(f"{number}-{each}", body=b"x" * 500) for each in range(50)))
     delivering.start()
     delivering.join(timeout=60)
-    assert len(blocks()) == 60
+    assert len(blocks()) in {60, 61}  # the last may find nothing
     begin, end = statistics.median(blocks()[:10]), statistics.median(blocks()[-10:])
     assert end <= 2 * begin
     # And that is not so because there would be nothing to read.
