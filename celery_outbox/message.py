@@ -175,7 +175,7 @@ class ClaimedMessage:
     Attributes:
         id: the row, not the task: what a publisher's answer names.
         identity: names the stored row for ever, in whatever database it is: the same at each attempt,
-            another for each dispatch. Letters and digits, at most 64.
+            another for each dispatch.
         attempts: deliveries tried so far, this one included.
         due_in: seconds from the claim until it shall run, negative when late; None when no delay
             was asked.

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -124,7 +125,7 @@ class Database:
         database.
         """
         try:
-            with self.dialect.begin(self._engine()) as connection:
+            with self.dialect.begin(self._working) as connection:
                 self._check_server(connection)
                 yield connection
         except (DBAPIError, NoConnectionFree) as error:
@@ -137,7 +138,7 @@ class Database:
         """
         for left in reversed(range(_TRIES)):
             try:
-                with self.dialect.begin(self._engine()) as connection:
+                with self.dialect.begin(self._working) as connection:
                     self._check_server(connection)
                     return work(connection)
             except DBAPIError as error:
@@ -154,7 +155,7 @@ class Database:
         Raises like ``begin``; with ``any_server``, servers that cannot do the work are read, too.
         """
         try:
-            with self._engine().connect() as connection:
+            with self._working.connect() as connection:
                 if not any_server:
                     self._check_server(connection)
                 return work(connection)
@@ -166,9 +167,12 @@ class Database:
         """Whether a relay can be notified of what is stored here."""
         return self._notify and self.dialect.can_listen(self._own)
 
-    def listen(self) -> Subscription:
-        """Be notified of what is stored, on a new connection outside the pool. Raises DatabaseError."""
-        return self.dialect.listen(self._own, self.tables)
+    def listen(self, bell: int) -> Subscription:
+        """Be notified of what is stored, on a new connection outside the pool.
+
+        A file descriptor ``bell`` that can be read ends every wait. Raises DatabaseError.
+        """
+        return self.dialect.listen(self._own, self.tables, bell)
 
     def explain(self, error: DBAPIError | NoConnectionFree) -> OutboxError:
         """Say what a database error means for the outbox, without its parameters."""
@@ -210,9 +214,11 @@ class Database:
                 raise ConfigurationError(f"database {self.name!r}: {error}") from None
             self._is_server_checked = True
 
-    def _engine(self) -> Engine:
+    @cached_property
+    def _working(self) -> Engine:
         # A schema_translate_map of the caller's engine does not move the outbox's table.
-        return self._own.execution_options(**{_OWN: True, "schema_translate_map": {}})
+        marked = self._own.execution_options(**{_OWN: True, "schema_translate_map": {}})
+        return self.dialect.working_engine(marked)
 
     def _refuse_autocommit(self, engine: Engine) -> None:
         if default_isolation_level(engine) == "AUTOCOMMIT":

@@ -6,7 +6,6 @@ the claim token of its batch, so what a relay does after it lost its lease touch
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from sqlalchemy.engine import Connection
 from ..message import ClaimedMessage, OutboxMessage
 from ..policy import RetryPolicy
 from .dialects import Dialect
-from .dialects.default import D
+from .dialects.default import ClaimPlan, D
 from .insert import InsertMessages
 from .schema import FAR_FUTURE, Tables, storable
 
@@ -77,6 +76,7 @@ class OutboxStore:
     def __init__(self, tables: Tables, dialect: Dialect, *, notify: bool = True) -> None:
         self.tables = tables
         self.dialect = dialect
+        self._claim_plans: dict[bool, ClaimPlan] = {}
         self._insert = InsertMessages(tables, dialect, notifies=notify)
 
     def add(self, connection: Connection, messages: Sequence[OutboxMessage]) -> None:
@@ -98,14 +98,15 @@ class OutboxStore:
         """
         token = secrets.token_hex(16)
         started = time.monotonic()
-        rows = self.dialect.claim(
-            connection,
-            self.tables,
-            ready=self._ready(broker, since),
-            values=self.dialect.claim_values(self.tables, token, lease),
-            limit=limit,
-            columns=self._claimed_columns(),
-        )
+        parameters: dict[str, Any] = {
+            "claim_broker": broker,
+            "new_token": token,
+            "claim_lease": lease.total_seconds(),
+        }
+        if since is not None:
+            parameters["claim_since"] = since
+        plan = self._claim_plan(is_bounded=since is not None)
+        rows = self.dialect.claim(connection, plan, limit, parameters)
         # RETURNING promises no order.
         rows = sorted(rows, key=lambda row: (row.scheduled_at, row.id))
         return Claim(
@@ -203,7 +204,19 @@ class OutboxStore:
         found = select(c.id).where(c.id.in_(ids), c.finished_at.is_(None))
         return connection.execute(found).scalars().all()
 
-    def _ready(self, broker: str, since: datetime | None) -> Sequence[ColumnElement[bool]]:
+    def _claim_plan(self, *, is_bounded: bool) -> ClaimPlan:
+        plan = self._claim_plans.get(is_bounded)
+        if plan is None:
+            since = bindparam("claim_since", type_=self.tables.messages.c.scheduled_at.type)
+            plan = self._claim_plans[is_bounded] = ClaimPlan(
+                tables=self.tables,
+                ready=self._ready(bindparam("claim_broker"), since if is_bounded else None),
+                values=self.dialect.claim_values(self.tables),
+                columns=self._claimed_columns(),
+            )
+        return plan
+
+    def _ready(self, broker: Any, since: Any) -> Sequence[ColumnElement[bool]]:
         c = self.tables.messages.c
         ready = [c.broker == broker, self.tables.is_ready(self.dialect.now())]
         return ready if since is None else [*ready, c.scheduled_at >= since]
@@ -265,7 +278,8 @@ _FREE: dict[str, Any] = {"claim_token": null(), "lease_until": null()}
 def _claimed(row: Row[Any]) -> ClaimedMessage:
     return ClaimedMessage(
         id=row.id,
-        identity=_identity(row),
+        # Tables of several databases count from 1, and callers may choose the task id.
+        identity=f"{row.id}/{row.created_at.timestamp()}/{row.task_id}",
         broker=row.broker,
         task_id=row.task_id,
         task_name=row.task_name,
@@ -277,12 +291,6 @@ def _claimed(row: Row[Any]) -> ClaimedMessage:
         expires_in=None if row.expires_in is None else float(row.expires_in),
         retry=_retry(row),
     )
-
-
-def _identity(row: Row[Any]) -> str:
-    # Tables of several databases count from 1, and callers may choose the task id.
-    seed = f"{row.id}/{row.created_at}/{row.task_id}"
-    return hashlib.sha256(seed.encode(errors="replace")).hexdigest()
 
 
 def _bytes(stored: Any) -> bytes:

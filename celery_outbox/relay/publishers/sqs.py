@@ -8,6 +8,7 @@ keep their order.
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 import math
 import re
@@ -176,7 +177,7 @@ class SQSPublisher(RoutedPublisher):
             wire = self._wire(asked, is_fifo=line.is_fifo)
             if line.is_fifo:
                 wire.setdefault("MessageGroupId", "default")
-                wire.setdefault("MessageDeduplicationId", message.identity)
+                wire.setdefault("MessageDeduplicationId", _deduplication_id(message.identity))
             elif seconds is not None and "DelaySeconds" not in wire:
                 wire["DelaySeconds"] = min(max(math.ceil(seconds), 0), MAX_DELAY)
             if self._channel.sqs_base64_encoding:
@@ -244,8 +245,14 @@ class SQSPublisher(RoutedPublisher):
         self._is_told = name == "_put_fanout"
         if self._is_told and args[0].endswith(".fifo"):
             # Kombu would draw another one for each attempt.
-            args[1]["properties"].setdefault("MessageDeduplicationId", self._identity)
+            id_ = _deduplication_id(self._identity)
+            args[1]["properties"].setdefault("MessageDeduplicationId", id_)
         return super()._hand_on(name, hand_on, *args, **options)
+
+
+def _deduplication_id(identity: str) -> str:
+    """Of the characters that SQS takes, and no longer than it takes."""
+    return hashlib.sha256(identity.encode(errors="replace")).hexdigest()
 
 
 def _size_of(attributes: Any) -> int:

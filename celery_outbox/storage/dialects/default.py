@@ -71,6 +71,24 @@ class OldestTransaction:
     is_complete: bool = True
 
 
+@dataclass(slots=True, kw_only=True)
+class ClaimPlan:
+    """A claim but for its parameters, made once: making it costs more than running it.
+
+    Attributes:
+        ready: which rows may be taken.
+        values: what is written into them.
+        columns: what is read of them.
+        statement: what a dialect makes of it.
+    """
+
+    tables: Tables
+    ready: Sequence[ColumnElement[bool]]
+    values: Mapping[str, Any]
+    columns: Sequence[ColumnElement[Any]]
+    statement: Any = None
+
+
 class Dialect(ABC):
     """How one kind of database does what the store asks of it."""
 
@@ -116,19 +134,12 @@ class Dialect(ABC):
 
     @abstractmethod
     def claim(
-        self,
-        connection: Connection,
-        tables: Tables,
-        *,
-        ready: Sequence[ColumnElement[bool]],
-        values: dict[str, Any],
-        limit: int,
-        columns: Sequence[ColumnElement[Any]],
+        self, connection: Connection, plan: ClaimPlan, limit: int, parameters: Mapping[str, Any]
     ) -> Sequence[Row[Any]]:
-        """Write ``values`` into up to ``limit`` of the rows that are ``ready`` and return ``columns``.
+        """Write the plan's ``values`` into up to ``limit`` of the rows that are ``ready``.
 
-        The rows are those that have been due longest. No row is waited for: what another relay is
-        claiming is passed over.
+        Returns the plan's ``columns``. The rows are those that have been due longest. No row is waited
+        for: what another relay is claiming is passed over.
         """
 
     def in_due_order(self, statement: Select[Any], tables: Tables) -> Select[Any]:
@@ -139,12 +150,13 @@ class Dialect(ABC):
         t = tables.messages
         return statement.order_by(t.c.scheduled_at, t.c.id)
 
-    def claim_values(self, tables: Tables, token: str, lease: timedelta) -> dict[str, Any]:
-        """What a claim writes into the rows that it takes."""
+    def claim_values(self, tables: Tables) -> dict[str, Any]:
+        """What a claim writes: the parameters ``new_token`` and ``claim_lease``, seconds."""
         attempts = tables.messages.c.attempts
+        lease = bindparam("claim_lease", type_=Float(53))
         return {
-            "claim_token": token,
-            "lease_until": self.shifted(self.clock(), self.seconds(lease)),
+            "claim_token": bindparam("new_token"),
+            "lease_until": self.shifted(self.clock(), lease),
             "attempts": case((attempts < MAX_ATTEMPTS, attempts + 1), else_=attempts),
         }
 
@@ -184,9 +196,13 @@ class Dialect(ABC):
         """Whether ``connection``, or one of ``engine``, is for reading only."""
         return False
 
+    def working_engine(self, engine: Engine) -> Engine:
+        """``engine`` with the options that the outbox's own transactions need."""
+        return engine
+
     @contextmanager
     def begin(self, engine: Engine) -> Iterator[Connection]:
-        """A short transaction of the outbox's own, for writing."""
+        """A short transaction of the outbox's own, for writing; on a ``working_engine``."""
         with engine.begin() as connection:
             yield connection
 
@@ -208,7 +224,7 @@ class Dialect(ABC):
         """Whether relays can be notified, by ``engine``'s driver."""
         return False
 
-    def listen(self, engine: Engine, tables: Tables) -> Subscription:
+    def listen(self, engine: Engine, tables: Tables, bell: int) -> Subscription:
         """Listen to what ``notify`` says, on a new connection. Raises DatabaseError."""
         raise NotImplementedError
 

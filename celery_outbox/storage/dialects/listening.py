@@ -22,7 +22,7 @@ from ...errors import DatabaseError
 __all__ = ["Subscription"]
 
 #: How long a notification may take that we send ourselves.
-_PROOF = timedelta(seconds=2)
+_PROOF = timedelta(seconds=1)
 #: Seconds; of Linux. A firewall that forgets idle connections tells nobody.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -37,12 +37,14 @@ SELECT set_config(name, CASE name WHEN 'application_name' THEN 'celery_outbox li
 class Subscription:
     """Listens to ``channel`` from its making until it is closed.
 
-    Raises DatabaseError when the database cannot be reached, or notifications do not.
+    A file descriptor ``bell`` that can be read ends every wait. Raises DatabaseError when the database
+    cannot be reached, or its notifications do not arrive.
     """
 
-    def __init__(self, engine: Engine, channel: str) -> None:
+    def __init__(self, engine: Engine, channel: str, bell: int) -> None:
         self._engine = engine
         self._channel = channel
+        self._bell = bell
         self._connection = self._connect()
         try:
             with self._explained():
@@ -51,18 +53,16 @@ class Subscription:
             self.close()
             raise
 
-    def wait(self, duration: timedelta, bell: int | None = None) -> bool:
+    def wait(self, duration: timedelta) -> bool:
         """Wait until told of a commit, at most ``duration``; whether it was.
 
-        A file descriptor ``bell`` that can be read ends the wait, too. Raises DatabaseError when the
-        connection is lost.
+        Raises DatabaseError when the connection is lost.
         """
         if self._take():
             return True
         poll = select.poll()
-        for descriptor in (self._connection.fileno(), bell):
-            if descriptor is not None:
-                poll.register(descriptor, select.POLLIN)
+        poll.register(self._connection.fileno(), select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
         poll.poll(duration / timedelta(milliseconds=1))
         with self._explained():
             self._connection.pgconn.consume_input()
@@ -83,8 +83,8 @@ class Subscription:
         with self._explained():
             # Made as the engine makes them, with its arguments and events, but not taken from its pool.
             pooled = self._engine.pool.recreate().connect()
-            pooled.detach()
             connection: Any = pooled.driver_connection
+            pooled.detach()
             # What an event has set shall last; autocommit cannot be chosen inside a transaction.
             connection.commit()
             connection.autocommit = True

@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError
 from ...errors import ConfigurationError, DatabaseError
 from ..schema import Tables, UTCDateTime
 from ..troubles import STATEMENT_BINLOG, Trouble
-from .default import D, Dialect, OldestTransaction, ServerFacts
+from .default import ClaimPlan, D, Dialect, OldestTransaction, ServerFacts
 
 __all__ = ["MySQL"]
 
@@ -88,24 +88,21 @@ class MySQL(Dialect):
         return type_coerce(cast(micros, Numeric(24, 6)) / literal_column("1000000"), Float(53))
 
     def claim(
-        self,
-        connection: Connection,
-        tables: Tables,
-        *,
-        ready: Sequence[ColumnElement[bool]],
-        values: dict[str, Any],
-        limit: int,
-        columns: Sequence[ColumnElement[Any]],
+        self, connection: Connection, plan: ClaimPlan, limit: int, parameters: Mapping[str, Any]
     ) -> Sequence[Row[Any]]:
         """Claim by reading candidates unlocked and locking those that are still free."""
+        tables = plan.tables
         t, taken, after = tables.messages, list[Any](), None
+        values = dict(plan.values)
+        written = {name: parameters[name] for name in ("new_token", "claim_lease")}
+        asked = {name: value for name, value in parameters.items() if name not in written}
         # The rows are read before they are written: say what will stand in them.
         after_update = [
             values[column.key].label(column.key) if column.key == "attempts" else column
-            for column in columns
+            for column in plan.columns
         ]
         for _ in range(_PAGES):
-            candidates = self._candidates(connection, tables, ready, limit, after)
+            candidates = self._candidates(connection, plan, asked, limit, after)
             rest = candidates
             # Only as many at once as are wanted: those that have been due longest.
             while rest and (wanted := limit - len(taken)) > 0:
@@ -115,7 +112,8 @@ class MySQL(Dialect):
                 break
             after = candidates[-1]
         if taken:
-            connection.execute(self.only(update(t).values(values), tables, [row.id for row in taken]))
+            written_into = self.only(update(t).values(values), tables, [row.id for row in taken])
+            connection.execute(written_into, written)
         return taken
 
     def in_due_order(self, statement: Select[Any], tables: Tables) -> Select[Any]:
@@ -138,14 +136,14 @@ class MySQL(Dialect):
     def _candidates(
         self,
         connection: Connection,
-        tables: Tables,
-        ready: Sequence[ColumnElement[bool]],
+        plan: ClaimPlan,
+        asked: Mapping[str, Any],
         limit: int,
         after: Row[Any] | None,
     ) -> Sequence[Row[Any]]:
-        t = tables.messages
-        some = select(t.c.id, t.c.scheduled_at).where(*ready)
-        statement = self.in_due_order(some, tables).limit(limit + _SPARE_CANDIDATES)
+        t = plan.tables.messages
+        some = select(t.c.id, t.c.scheduled_at).where(*plan.ready)
+        statement = self.in_due_order(some, plan.tables).limit(limit + _SPARE_CANDIDATES)
         if after is not None:
             statement = statement.where(
                 or_(
@@ -153,7 +151,7 @@ class MySQL(Dialect):
                     and_(t.c.scheduled_at == after.scheduled_at, t.c.id > after.id),
                 )
             )
-        rows: Sequence[Any] = connection.execute(statement).all()
+        rows: Sequence[Any] = connection.execute(statement, asked).all()
         return rows
 
     def _lock(

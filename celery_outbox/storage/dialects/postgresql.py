@@ -17,6 +17,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Float,
+    Integer,
     Row,
     any_,
     bindparam,
@@ -36,7 +37,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..schema import POSTGRESQL_PARAMETERS, UNCOMPRESSED, Tables, UTCDateTime
 from ..troubles import Trouble
-from .default import D, Dialect, OldestTransaction, ServerFacts, option
+from .default import ClaimPlan, D, Dialect, OldestTransaction, ServerFacts, option
 from .listening import Subscription
 
 __all__ = ["PostgreSQL"]
@@ -84,36 +85,36 @@ class PostgreSQL(Dialect):
         return cast(extract("epoch", instant - self.now()), Float(53))
 
     def claim(
-        self,
-        connection: Connection,
-        tables: Tables,
-        *,
-        ready: Sequence[ColumnElement[bool]],
-        values: dict[str, Any],
-        limit: int,
-        columns: Sequence[ColumnElement[Any]],
+        self, connection: Connection, plan: ClaimPlan, limit: int, parameters: Mapping[str, Any]
     ) -> Sequence[Row[Any]]:
-        """Claim in one statement.
-
-        The rows are picked in a materialized CTE: the planner may run a subquery again for each row,
-        and would then update more rows than its LIMIT says.
-        """
+        """Claim in one statement."""
+        if plan.statement is None:
+            plan.statement = self._claim_statement(plan)
         # Before a table was analyzed, the planner takes the ready rows for few, and would rather read
         # and sort all of them than follow the index to the first ones.
         connection.exec_driver_sql("SET LOCAL enable_sort = off")
-        t = tables.messages
+        rows: Sequence[Row[Any]] = connection.execute(
+            plan.statement, {**parameters, "claim_limit": limit}
+        ).all()
+        return rows
+
+    def _claim_statement(self, plan: ClaimPlan) -> Any:
+        """The rows are picked in a materialized CTE.
+
+        The planner may run a subquery again for each row, and would then update more rows than its
+        LIMIT says.
+        """
+        t = plan.tables.messages
         picked = (
             select(t.c.id)
-            .where(*ready)
+            .where(*plan.ready)
             .order_by(t.c.scheduled_at, t.c.id)
-            .limit(limit)
+            .limit(bindparam("claim_limit", type_=Integer))
             .with_for_update(skip_locked=True)
             .cte("picked")
             .prefix_with("MATERIALIZED")
         )
-        return connection.execute(
-            update(t).where(t.c.id == picked.c.id).values(values).returning(*columns)
-        ).all()
+        return update(t).where(t.c.id == picked.c.id).values(**plan.values).returning(*plan.columns)
 
     def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
         """Restrict to rows by primary key, with one parameter however many ids there are."""
@@ -153,9 +154,9 @@ class PostgreSQL(Dialect):
         """By psycopg."""
         return engine.driver == "psycopg"
 
-    def listen(self, engine: Engine, tables: Tables) -> Subscription:
+    def listen(self, engine: Engine, tables: Tables, bell: int) -> Subscription:
         """LISTEN."""
-        return Subscription(engine, self.channel(tables))
+        return Subscription(engine, self.channel(tables), bell)
 
     def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
         """Those of the search path; asked, since an error would end the caller's transaction."""
@@ -168,14 +169,12 @@ class PostgreSQL(Dialect):
         subject = engine if connection is None else connection
         return bool(option(subject, "postgresql_readonly"))
 
-    @contextmanager
-    def begin(self, engine: Engine) -> Iterator[Connection]:
-        """A transaction at READ COMMITTED, whatever level the caller's engine chooses.
+    def working_engine(self, engine: Engine) -> Engine:
+        """At READ COMMITTED, whatever level the caller's engine chooses.
 
         At a stricter one an install would not see what was made while it waited for its lock.
         """
-        with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
-            yield connection
+        return engine.execution_options(isolation_level="READ COMMITTED")
 
     @contextmanager
     def lock_schema(self, connection: Connection, table: str) -> Iterator[None]:

@@ -13,13 +13,25 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Row, Table, delete, false, func, literal_column, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Row,
+    Table,
+    bindparam,
+    delete,
+    false,
+    func,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ..schema import Tables, UTCDateTime
 from ..troubles import Trouble
-from .default import Dialect, ServerFacts
+from .default import ClaimPlan, Dialect, ServerFacts
 
 __all__ = ["SQLite"]
 
@@ -60,21 +72,19 @@ class SQLite(Dialect):
         return func.max(one, other, type_=UTCDateTime)
 
     def claim(
-        self,
-        connection: Connection,
-        tables: Tables,
-        *,
-        ready: Sequence[ColumnElement[bool]],
-        values: dict[str, Any],
-        limit: int,
-        columns: Sequence[ColumnElement[Any]],
+        self, connection: Connection, plan: ClaimPlan, limit: int, parameters: Mapping[str, Any]
     ) -> Sequence[Row[Any]]:
         """Claim in one statement; the transaction holds the only write lock."""
-        t = tables.messages
-        picked = select(t.c.id).where(*ready).order_by(t.c.scheduled_at, t.c.id).limit(limit)
-        return connection.execute(
-            update(t).where(t.c.id.in_(picked)).values(values).returning(*columns)
+        if plan.statement is None:
+            t = plan.tables.messages
+            due = select(t.c.id).where(*plan.ready).order_by(t.c.scheduled_at, t.c.id)
+            picked = due.limit(bindparam("claim_limit", type_=Integer))
+            claiming = update(t).where(t.c.id.in_(picked)).values(**plan.values)
+            plan.statement = claiming.returning(*plan.columns)
+        rows: Sequence[Row[Any]] = connection.execute(
+            plan.statement, {**parameters, "claim_limit": limit}
         ).all()
+        return rows
 
     def own_engine_options(self) -> dict[str, Any]:
         """Wait for other writers instead of failing."""
