@@ -241,17 +241,20 @@ def test_a_two_phase_commit_succeeds_without_notifying(
     assert len(rows(database)) == 1
 
 
-def test_notifying_takes_no_statement_of_its_own(database: Database, engine: sa.Engine) -> None:
+@pytest.mark.parametrize(("count", "inserts"), [(1, 1), (3, 1), (50, 1), (MANY, 3)])
+def test_notifying_takes_no_statement_of_its_own(
+    count: int, inserts: int, database: Database, engine: sa.Engine
+) -> None:
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: object) -> None:
         statements.append(statement)
 
     sa.event.listen(engine, "before_cursor_execute", note)
-    add(database, *messages(1))
-    add(database, *messages(50))
+    add(database, *messages(count))
     sa.event.remove(engine, "before_cursor_execute", note)
-    assert [statement.split()[0] for statement in statements] == ["INSERT", "INSERT"]
+    assert [statement.split()[0] for statement in statements] == ["INSERT"] * inserts
+    assert "".join(statements).count("pg_notify") == 1
 
 
 @pytest.mark.parametrize("others", ["other_outbox", "elsewhere.celery_outbox", "o" * 63])
