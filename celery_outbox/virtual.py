@@ -21,6 +21,10 @@ __all__ = ["can_be_spliced", "spliced"]
 #: Properties that Celery writes of its own accord.
 _USUAL = re.compile(r'\{"delivery_mode": [12], "correlation_id": "[^"\\]*", "reply_to": "[^"\\]*"\}')
 
+#: How properties end in which Celery has left the priority open, as it does when a call names a queue:
+#: Kombu writes its default.
+_OPEN_PRIORITY = ', "priority": null}'
+
 #: Properties that Kombu writes as they are; of others it may make something else, or nothing.
 _PLAIN = frozenset(
     {"correlation_id", "delivery_mode", "reply_to", "MessageDeduplicationId", "MessageGroupId"}
@@ -29,9 +33,10 @@ _PLAIN = frozenset(
 
 def can_be_spliced(parts: EnvelopeParts) -> bool:
     """Whether the properties are written as they are stored; if not, Kombu must write the message."""
-    if _USUAL.fullmatch(parts.properties):
+    text = _written_properties(parts)
+    if _USUAL.fullmatch(text):
         return True
-    properties = json.loads(parts.properties)
+    properties = json.loads(text)
     return _PLAIN.issuperset(properties) and properties.get("delivery_mode") in {1, 2}
 
 
@@ -41,8 +46,13 @@ def spliced(parts: EnvelopeParts, body: bytes, expiration: float | None) -> str:
     before_headers, after_properties = _frame(parts.destination)
     return (
         f'{{"body": "{base64.b64encode(body).decode("ascii")}{before_headers}{parts.headers}, '
-        f'"properties": {parts.properties[:-1]}, {ttl}{after_properties}{uuid()}"}}}}'
+        f'"properties": {_written_properties(parts)[:-1]}, {ttl}{after_properties}{uuid()}"}}}}'
     )
+
+
+def _written_properties(parts: EnvelopeParts) -> str:
+    text = parts.properties
+    return f"{text.removesuffix(_OPEN_PRIORITY)}}}" if text.endswith(_OPEN_PRIORITY) else text
 
 
 @lru_cache(maxsize=1024)

@@ -99,6 +99,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         )
         for name in _NOT_STORED:
             properties.pop(name, None)
+        _tidy(properties)
         if isinstance(mode := properties.get("delivery_mode"), str):
             properties["delivery_mode"] = DELIVERY_MODES[mode]
         if expiration is not None and not isinstance(expiration, Number):
@@ -200,6 +201,18 @@ class NoConnection:
 
 
 NO_CONNECTION = NoConnection()
+
+
+def _tidy(properties: dict[str, Any]) -> None:
+    """Drop what says nothing, and let a priority that is left open come last, for ``virtual``.
+
+    Celery gives each task with a queue of its own all options of ``apply_async`` that it knows.
+    """
+    for name in ("immediate", "mandatory"):
+        if name in properties and properties[name] is None:
+            del properties[name]
+    if properties.get("priority", 0) is None:
+        properties["priority"] = properties.pop("priority")
 
 
 def _declared(declare: Any) -> list[Any]:

@@ -260,7 +260,7 @@ class AMQPPublisher(KombuPublisher):
         channel = self._producer_of_now.channel
         content = channel.prepare_message(
             message.body,
-            priority=0,
+            priority=properties.pop("priority", 0),
             content_type=way.content_type,
             content_encoding=way.content_encoding,
             headers=parts.read_headers(),
