@@ -2,11 +2,13 @@
 
 When one of a line could not be delivered, those behind it are put back until its next attempt. Who
 stands before whom is remembered here, for the rows' times alone do not tell: what is stored later falls
-due earlier than what was put back. This holds for one relay that works on one batch at a time.
+due earlier than what was put back. This holds for one relay that publishes one batch at a time; where
+it publishes several, no two of them have messages of the same line.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,10 +64,16 @@ class Parted:
 
 
 class Lines:
-    """The lines of one broker's messages in one database."""
+    """The lines of one broker's messages in one database; safe for threads.
+
+    Each batch that was parted is settled, or lapses.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line] = {}
+        #: The batch that is under way, of each line.
+        self._busy: dict[str, Parted] = {}
+        self._changed = threading.Condition()
 
     def part(
         self,
@@ -73,8 +81,23 @@ class Lines:
         messages: Sequence[ClaimedMessage],
         undelivered: Callable[[Sequence[int]], Collection[int]],
     ) -> Parted:
-        """Which messages may go now; ``undelivered`` says which of some rows are still to be sent."""
+        """Which messages may go now; ``undelivered`` says which of some rows are still to be sent.
+
+        Waits as long as another batch with messages of the same lines is under way.
+        """
         names = {each.id: name for each in messages if (name := publisher.line_of(each)) is not None}
+        with self._changed:
+            self._changed.wait_for(lambda: self._busy.keys().isdisjoint(names.values()))
+            parted = self._part(messages, names, undelivered)
+            self._busy.update(dict.fromkeys(names.values(), parted))
+        return parted
+
+    def _part(
+        self,
+        messages: Sequence[ClaimedMessage],
+        names: Mapping[int, str],
+        undelivered: Callable[[Sequence[int]], Collection[int]],
+    ) -> Parted:
         lines = {name: self._lines[name] for name in set(names.values()) if name in self._lines}
         if not lines:
             return Parted(messages=messages, free=messages, names=names)
@@ -95,36 +118,61 @@ class Lines:
         return Parted(messages=ordered, free=free, names=names)
 
     def settle(
-        self, parted: Parted, accepted: Container[int], failures: Mapping[int, timedelta | None]
+        self,
+        parted: Parted,
+        accepted: Container[int],
+        failures: Mapping[int, timedelta | None],
+        deferred: Container[int] = (),
     ) -> dict[int, timedelta]:
         """How long those wait that stand behind one which was not delivered, by their ids, in order.
 
-        ``failures`` holds how long each failed one would wait by itself; None: it is given up.
+        ``failures`` holds how long each failed one would wait by itself; None: it is given up. Those
+        ``deferred`` take their place when their time comes.
         """
+        with self._changed:
+            behind = self._settle(parted, accepted, failures, deferred)
+            self._end(parted)
+        return behind
+
+    def _settle(
+        self,
+        parted: Parted,
+        accepted: Container[int],
+        failures: Mapping[int, timedelta | None],
+        deferred: Container[int],
+    ) -> dict[int, timedelta]:
         behind: dict[int, timedelta] = {}
         now = time.monotonic()
         free = {message.id for message in parted.free}
         stuck: set[str] = set()
         for row, name in self._in_order(parted):
             line, delay = self._lines.setdefault(name, _Line()), failures.get(row)
-            if row in accepted or (row in failures and delay is None):
+            if row in accepted or row in deferred or (row in failures and delay is None):
                 line.waiting.pop(row, None)
             elif name in stuck or row not in free:
                 behind[row] = line.put_back(row, now)
-            elif delay is not None:
-                stuck.add(name)
+            else:
+                # Not sent: it is put back as it was, and the next batch may have been claimed already.
                 line.waiting[row] = None
-                line.last = max(line.last, now + delay.total_seconds() + SLACK)
-            elif line.waiting:
-                line.waiting[row] = None  # put back as it was: it still comes before the others
+                if delay is not None:
+                    stuck.add(name)
+                    line.last = max(line.last, now + delay.total_seconds() + SLACK)
             self._forget(name, ())
         return behind
 
     def lapse(self, parted: Parted, accepted: Container[int]) -> None:
         """A batch could not be settled: what was not accepted comes again when its lease is over."""
-        for row, name in self._in_order(parted):
-            if row not in accepted:
-                self._lines.setdefault(name, _Line()).waiting[row] = None
+        with self._changed:
+            for row, name in self._in_order(parted):
+                if row not in accepted:
+                    self._lines.setdefault(name, _Line()).waiting[row] = None
+            self._end(parted)
+
+    def _end(self, parted: Parted) -> None:
+        for name in parted.names.values():
+            if self._busy.get(name) is parted:
+                del self._busy[name]
+        self._changed.notify_all()
 
     def _in_order(self, parted: Parted) -> Iterable[tuple[int, str]]:
         for message in parted.messages:

@@ -1,7 +1,7 @@
 """Whose turn it is: each database and broker in turn, those first that were served longest ago.
 
 What failed rests; what was empty is asked again after ``--sleep``; what has a backlog may be served by
-several threads at once. A database that does not answer holds up one thread, not all.
+several threads at once, but never by all where there are others: whatever hangs, one is left for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Turns:
         sleep: the rest of what was empty.
         is_finite: end when nothing is left to do, instead of waiting for more.
         done: called when that is so.
+        threads: how many take turns; None: nobody knows, and all may be at the same place.
     """
 
     def __init__(
@@ -80,13 +82,21 @@ class Turns:
         sleep: timedelta,
         is_finite: bool = False,
         done: Callable[[], None] = lambda: None,
+        threads: int | None = None,
     ) -> None:
         brokers = list(brokers)
         self.all = [Turn(database=each, broker=broker) for each in databases for broker in brokers]
         self._sleep = sleep.total_seconds()
         self._is_finite = is_finite
         self._done = done
-        self._is_open = self._is_paused = False
+        self._is_open = self._is_paused = self._has_ended = False
+        many = float("inf") if threads is None else threads
+        # One is spared for other databases, and of the rest one for other brokers.
+        self._at_database = self._at_broker = float("inf")
+        if len(databases) > 1:
+            self._at_database = many = max(1, many - 1)
+        if len(brokers) > 1:
+            self._at_broker = max(1, many - 1)
         self._counter = itertools.count(1)
         self._changed = threading.Condition()
 
@@ -103,8 +113,10 @@ class Turns:
             self._changed.notify_all()
 
     def pause(self, *, is_paused: bool) -> None:
-        """Hand out no more for now, or again."""
+        """Hand out no more for now, or again; what was put back meanwhile is asked for at once."""
         with self._changed:
+            if self._is_paused and not is_paused:
+                self._wake(self.all)
             self._is_paused = is_paused
             self._changed.notify_all()
 
@@ -113,11 +125,19 @@ class Turns:
         """Whether a claim may be made and a batch be begun."""
         return self._is_open and not self._is_paused
 
+    def is_resting(self, broker: str) -> bool:
+        """Whether a broker has failed a moment ago, and is not to be contacted again yet."""
+        now = time.monotonic()
+        return any(each.broker == broker and each._resting_until > now for each in self.all)
+
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do, for those that end then."""
+        """Whether nothing is left to do, for those that end then; once it is so, it stays so."""
         with self._changed:
-            return self._is_finite and not any(each.active for each in self.all) and not self._left()
+            if self._is_finite and not self._is_paused and not any(each.active for each in self.all):
+                # What failed may have rested long enough before anybody asks again.
+                self._has_ended = self._has_ended or not self._left()
+            return self._has_ended
 
     def _left(self) -> list[Turn]:
         """Those at which there may be something to do, for a relay that ends; not what has failed."""
@@ -127,7 +147,7 @@ class Turns:
     def take(self) -> Turn | None:
         """Wait for a turn; None when there will be no more."""
         with self._changed:
-            while self._is_open:
+            while self._is_open and not self._has_ended:
                 turn, rest = self._next()
                 if turn is not None:
                     turn.active += 1
@@ -145,11 +165,7 @@ class Turns:
         stuck = {
             each.database.name for each in self.all if now - min(each._asking, default=now) > STUCK
         }
-        free = [
-            each
-            for each in (self._left() if self._is_finite else self.all)
-            if each.database.name not in stuck and (not each.active or each.is_deep)
-        ]
+        free = [each for each in self._served_with_one_more() if each.database.name not in stuck]
         ready = [each for each in free if each.not_before <= now]
         if ready:
             return min(ready, key=lambda each: each._served), None
@@ -157,6 +173,23 @@ class Turns:
         if stuck:
             rests.append(STUCK)
         return None, min(rests, default=None)
+
+    def _served_with_one_more(self) -> Iterator[Turn]:
+        """Those that another thread may be sent to, with what is known of their brokers."""
+        active = [each for each in self.all if each.active]
+        probed = {each.broker for each in active if each.limit is not None}
+        databases, brokers = Counter[str](), Counter[str]()
+        for each in active:
+            databases[each.database.name] += each.active
+            brokers[each.broker] += each.active
+        for each in self._left() if self._is_finite else self.all:
+            if (
+                (not each.active or each.is_deep)
+                and (each.limit is None or each.broker not in probed)
+                and databases[each.database.name] < self._at_database
+                and brokers[each.broker] < self._at_broker
+            ):
+                yield each
 
     @contextmanager
     def asking(self, turn: Turn) -> Iterator[None]:
@@ -167,6 +200,9 @@ class Turns:
             yield
         finally:
             turn._asking.remove(began)
+            if time.monotonic() - began > STUCK:
+                with self._changed:
+                    self._changed.notify_all()
 
     def note_depth(self, turn: Turn, *, is_deep: bool) -> None:
         """A claim has found as many as it asked for, or less."""
@@ -175,11 +211,22 @@ class Turns:
                 turn.is_deep = is_deep
                 self._changed.notify_all()
 
+    def may_go_on(self, turn: Turn) -> bool:
+        """Whether a thread may serve a turn again at once: there is more, and no other one waits."""
+        if not self.is_open or not turn.is_deep:
+            return False
+        now = time.monotonic()
+        others = [each for each in self.all if each is not turn and not each.active]
+        if self._is_finite:
+            others = [each for each in others if not each.is_dry]
+        return all(each.not_before > now for each in others)
+
     def give_back(self, turn: Turn, *, has_progressed: bool) -> None:
         """A thread has done with a turn; what made no progress rests."""
         with self._changed:
             turn.active -= 1
-            turn.is_dry = not has_progressed
+            is_asked_again = turn._is_woken
+            turn.is_dry = not has_progressed and not is_asked_again
             if has_progressed:
                 # Meanwhile something may have come elsewhere.
                 for each in self.all:
@@ -188,8 +235,8 @@ class Turns:
                 turn.is_deep = False
                 owed = turn.horizon.owed
                 rest = self._sleep if owed is None else min(self._sleep, owed.total_seconds())
-                is_asked_again = turn._is_woken or self._is_finite
-                turn._idle_until = 0.0 if is_asked_again else time.monotonic() + rest
+                if not is_asked_again and not self._is_finite:
+                    turn._idle_until = time.monotonic() + rest
             self._changed.notify_all()
         if self.is_done:
             self._done()
@@ -197,19 +244,26 @@ class Turns:
     def rest(
         self, *, database: str | None = None, broker: str | None = None, took: float = 0.0
     ) -> None:
-        """Leave a database or a broker alone for about ``--sleep``, or as long as its failure took."""
+        """Leave a database or a broker alone for about ``--sleep``, or as long as its failure took.
+
+        A broker is probed then: one small batch at a time, until it takes any.
+        """
         until = time.monotonic() + max(self._sleep, took) * random.uniform(0.75, 1.25)
         with self._changed:
             for each in self.all:
                 if each.database.name == database or each.broker == broker:
                     each._resting_until = max(each._resting_until, until)
                     each.is_deep = False
+                if each.broker == broker:
+                    each.limit = PROBE
             self._changed.notify_all()
 
     def wake(self, database: Database) -> None:
         """There is something new: do not wait for ``--sleep``; what failed rests all the same."""
         with self._changed:
-            for each in self.all:
-                if each.database is database:
-                    each._idle_until, each._is_woken = 0.0, True
+            self._wake(each for each in self.all if each.database is database)
             self._changed.notify_all()
+
+    def _wake(self, turns: Iterable[Turn]) -> None:
+        for each in turns:
+            each._idle_until, each._is_woken, each.is_dry = 0.0, True, False
