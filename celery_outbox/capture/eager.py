@@ -22,6 +22,7 @@ from kombu.common import Broadcast
 from ..errors import DispatchError, OptionError
 from .batch import current_batch
 from .place import Place
+from .producer import tidied
 from .times import read_eta
 
 __all__ = [
@@ -138,7 +139,7 @@ class EagerTask:
             countdown=countdown if countdown or eta is None else None,
             eta=None if countdown else eta,
             headers=headers | (given.get("headers") or {}),
-            properties=properties | _properties(app, route),
+            properties=tidied(properties | _properties(app, route)),
             next=body[2],
         )
 

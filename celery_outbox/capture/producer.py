@@ -8,7 +8,7 @@ code, so that an error shows at the call and nothing that changes later changes 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from ..storage.schema import MAX_TASK_ID, storable
 from ..transports import Dispatch, Transport
 from .times import read_eta
 
-__all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request"]
+__all__ = ["NO_CONNECTION", "NoConnection", "OutboxProducer", "Request", "tidied"]
 
 #: Arguments of ``Producer.publish`` that say how to publish and are no part of the message.
 _NOT_STORED = ("retry", "retry_policy", "timeout", "confirm_timeout")
@@ -99,7 +99,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         )
         for name in _NOT_STORED:
             properties.pop(name, None)
-        _tidy(properties)
+        properties = tidied(properties)
         if isinstance(mode := properties.get("delivery_mode"), str):
             properties["delivery_mode"] = DELIVERY_MODES[mode]
         if expiration is not None and not isinstance(expiration, Number):
@@ -203,16 +203,17 @@ class NoConnection:
 NO_CONNECTION = NoConnection()
 
 
-def _tidy(properties: dict[str, Any]) -> None:
+def tidied(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Drop what says nothing, and let a priority that is left open come last, for ``virtual``.
 
-    Celery gives each task with a queue of its own all options of ``apply_async`` that it knows.
+    Celery gives a call that names a queue all options of ``apply_async`` that it knows, mostly None.
     """
-    for name in ("immediate", "mandatory"):
-        if name in properties and properties[name] is None:
-            del properties[name]
-    if properties.get("priority", 0) is None:
-        properties["priority"] = properties.pop("priority")
+    found = {
+        name: value
+        for name, value in properties.items()
+        if value is not None or name not in {"immediate", "mandatory", "priority"}
+    }
+    return found if properties.get("priority", 0) is not None else {**found, "priority": None}
 
 
 def _declared(declare: Any) -> list[Any]:
