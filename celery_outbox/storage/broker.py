@@ -27,6 +27,8 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    exists,
+    func,
     insert,
     inspect,
     literal_column,
@@ -150,6 +152,11 @@ class BrokerTables:
         for chunk in _chunks(rows, dialect):
             connection.exec_driver_sql(*statement.fill(chunk))
 
+    def has(self, connection: Connection, beginning: str) -> bool:
+        """Whether there is a message, waiting or taken, whose text begins so."""
+        begins = func.substr(self._messages.c.payload, 1, len(beginning)) == beginning
+        return bool(connection.scalar(select(exists().where(begins)), execution_options=_UNMOVED))
+
     def longest_text(self, connection: Connection) -> int | None:
         """Bytes of text that a message holds; more might be cut. None: no limit to think of."""
         dialect = dialects.of(connection.dialect.name)
@@ -204,6 +211,13 @@ class BrokerQueues:
                 written |= _add_to(connection, located, addressed)
         return [message for message in messages if id(message) not in written] if written else messages
 
+    def has(self, connection: Connection, message: OutboxMessage) -> bool:
+        """Whether ``add`` wrote a message, as far as ``connection`` sees; reads the whole table."""
+        queue, text = message.kombu_queue, _text_of(message) or ""
+        located = queue and self._located(connection, (queue.queue_table, queue.message_table))
+        beginning = text.rpartition('"delivery_tag": ')[0]  # drawn anew each time
+        return bool(located and beginning and located.tables.has(connection, beginning))
+
     def _located(self, connection: Connection, names: tuple[str, str]) -> _Located | None:
         found = self._found.setdefault(connection.engine.pool, {})
         if names not in found:
@@ -238,8 +252,6 @@ def _text_of(message: OutboxMessage) -> str | None:
     parts, priority = EnvelopeParts.of(message.envelope), 0
     if not can_be_spliced(parts):
         properties = json.loads(parts.properties)
-        for name in ("immediate", "mandatory"):  # of AMQP
-            properties.pop(name, None)
         priority = properties.pop("priority", None) or 0
         parts = replace(parts, properties=json.dumps(properties))
         if type(priority) is not int or not can_be_spliced(parts):
