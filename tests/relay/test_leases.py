@@ -2,16 +2,19 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import sqlalchemy as sa
 
 from celery_outbox import Outbox
 from tests.processes import HOST
 from tests.proxy import TcpProxy
+from tests.publishers import sqs_wire
 from tests.relay.apps import relay_all, relay_once, rows, send
 from tests.relay.commands import Running, environment, outbox_command, running
 from tests.relay.conftest import OpenOutbox
@@ -71,6 +74,7 @@ def stage(
         ("postgresql", "redis"),
         ("mariadb", "redis"),
         ("postgresql", "rabbitmq"),
+        ("sqlite", "sqs"),
     ],
     indirect=True,
 )
@@ -92,8 +96,58 @@ def test_a_relay_killed_between_publish_and_settle_delivers_the_same_again(stage
 
 def taken(url: str) -> list[dict[str, Any]]:
     """Take the messages off the queue of a broker."""
+    if url.startswith("sqs:"):
+        return [sqs_wire.envelope(each["Body"]) for each in sqs_wire.taken(url)]
     messages: list[dict[str, Any]] = take(url, keeps_declared=True).get("celery", [])
     return messages
+
+
+@contextmanager
+def waiting_deletes(url: str) -> Iterator[None]:
+    """Have PostgreSQL delete nothing from the outbox until the block ends."""
+    with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+        connection.execute(
+            sa.text(
+                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+                "'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN OLD; END'"
+            )
+        )
+        connection.execute(
+            sa.text(
+                "CREATE TRIGGER wait BEFORE DELETE ON celery_outbox "
+                "FOR EACH ROW EXECUTE FUNCTION wait()"
+            )
+        )
+        connection.execute(sa.text("SELECT pg_advisory_lock(1)"))
+        connection.commit()
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")  # of Kombu's tables
+@pytest.mark.parametrize("broker", ["mariadb", "sqlite"])
+def test_a_relay_killed_after_the_commit_to_its_broker_delivers_the_same_again(
+    broker: str,
+    postgresql_url: str,
+    open_outbox: OpenOutbox,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    url = f"sqla+{request.getfixturevalue(f'{broker}_url')}"
+    outbox = open_outbox(url, postgresql_url, retry_after=2)
+    env = environment(broker=url, database=postgresql_url, settings={"retry_after": 2})
+    stored = send(outbox, countdown=1, headers={"tenant": "a"}, expires=900)
+    command = outbox_command("relay", "--sleep", "0.05s")
+    with waiting_deletes(postgresql_url), running(command, tmp_path, env) as relay:
+        (once,) = wait_until(lambda: taken(url), 30, "the publish")
+        relay.send(signal.SIGKILL)
+        relay.wait()
+    assert [row.task_id for row in rows(outbox)] == [stored]
+    wait_until(lambda: relay_all(outbox), 10, "the lease's end")
+    (again,) = taken(url)
+    assert once["headers"]["id"] == stored
+    for message in (once, again):
+        message["properties"] |= {"delivery_tag": "", "expiration": "less"}
+    assert again == once
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
