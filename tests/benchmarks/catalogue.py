@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import growing, pinned, publishing, storing
+from tests.benchmarks import growing, latency, pinned, publishing, storing
 from tests.benchmarks.measuring import Report, Scale
 from tests.benchmarks.stage import Stage
 
@@ -26,5 +26,6 @@ BENCHMARKS = {
     "rabbitmq": Benchmark(run=publishing.publish_rabbitmq, needs=("rabbitmq",)),
     "sqs": Benchmark(run=publishing.publish_sqs, needs=("sqs",)),
     "database": Benchmark(run=publishing.publish_database, needs=("postgresql", "mariadb")),
+    "latency": Benchmark(run=latency.measure_latency, needs=("postgresql",)),
     "pinned": Benchmark(run=pinned.pin_postgresql, needs=("postgresql",)),
 }
