@@ -92,11 +92,11 @@ class Subscription:
 
     def _set_up(self) -> None:
         _keep_alive(self._connection.fileno())
-        self._connection.execute(_SET_UP)
         (server,) = self._connection.execute("SELECT pg_backend_pid()").fetchone()
         self._connection.execute(f"LISTEN {self._channel}")
         if server != self._connection.info.backend_pid:
             self._prove()
+        self._connection.execute(_SET_UP)
 
     def _prove(self) -> None:
         """A pooler is in between; one that changes servers with each transaction brings nothing."""
