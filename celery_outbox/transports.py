@@ -26,7 +26,15 @@ from .message import Envelope, EnvelopeParts, KombuQueue
 from .publishing import Publisher
 from .virtual import spliced
 
-__all__ = ["Dispatch", "Transport", "describe", "is_broker_engine", "resolved"]
+__all__ = [
+    "SQS_BYTES",
+    "Dispatch",
+    "Transport",
+    "attribute_bytes",
+    "describe",
+    "is_broker_engine",
+    "resolved",
+]
 
 #: Kombu's default for Redis; a worker that holds a message longer sees it delivered again.
 REDIS_VISIBILITY_SECONDS = 3600
@@ -37,7 +45,8 @@ AMQP_LEAD = timedelta(minutes=15)
 SQS_LEAD = timedelta(seconds=900)
 #: Transport options by which Kombu may write elsewhere than the URL says.
 _ELSEWHERE = frozenset({"creator", "execution_options"})
-#: What SQS takes as one message, attributes included (since August 2025; before, 256 KiB).
+#: What SQS takes as one message, and as one request, attributes included (since August 2025; before,
+#: 256 KiB).
 SQS_BYTES = 1024 * 1024
 
 
@@ -155,12 +164,17 @@ class _SQS(Transport):
 
     def _refuse_too_long(self, dispatch: Dispatch) -> None:
         """Raise OptionError for what SQS would never take, however often it was tried."""
-        if len(dispatch.body) < SQS_BYTES // 4:
-            return  # with both layers of base64 it is less than half
-        parts = EnvelopeParts.of(dispatch.envelope.to_text())
+        envelope = dispatch.envelope
+        if 2 * (len(envelope.to_text()) + len(dispatch.body)) < SQS_BYTES:
+            return  # with both layers of base64 the body does not become twice as long
+        properties = dict(envelope.properties)
+        attributes = properties.pop("message_attributes", None)
+        properties.pop("priority", None)  # what is spliced has one
+        parts = EnvelopeParts.of(replace(envelope, properties=properties).to_text())
         size = len(spliced(parts, dispatch.body, dispatch.expires_in))
         if self.options.get("sqs_base64_encoding", True):
             size = -(-size // 3) * 4
+        size += attribute_bytes(attributes)
         if size > SQS_BYTES:
             raise OptionError(
                 f"expected a message of at most {SQS_BYTES:,} bytes, the limit of SQS, got "
@@ -168,6 +182,21 @@ class _SQS(Transport):
                 f"{len(dispatch.body):,}). Put the data elsewhere and pass where it is, or add "
                 'compression="zlib".'
             )
+
+
+def attribute_bytes(attributes: Any) -> int:
+    """What message attributes of SQS add to a message: name, type and value of each."""
+    if not isinstance(attributes, Mapping):
+        return 0
+    return sum(
+        _length(name) + sum(map(_length, value.values()))
+        for name, value in attributes.items()
+        if isinstance(value, Mapping)
+    )
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else len(str(value).encode())
 
 
 def _with_delay_seconds(dispatch: Dispatch) -> Dispatch:

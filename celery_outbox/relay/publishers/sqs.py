@@ -24,6 +24,7 @@ from kombu.utils.json import dumps, loads
 
 from ...message import ClaimedMessage, EnvelopeParts
 from ...publishing import Outcome
+from ...transports import attribute_bytes
 from .sqs_errors import NOT_KNOWN, Verdict, said, verdict_of
 from .sqs_sending import Entry, Sending
 from .virtual import RoutedPublisher
@@ -183,7 +184,7 @@ class SQSPublisher(RoutedPublisher):
             if self._channel.sqs_base64_encoding:
                 text = base64.b64encode(text.encode()).decode("ascii")
             wire["MessageBody"] = text
-            size = len(text) + _size_of(wire.get("MessageAttributes"))
+            size = len(text) + attribute_bytes(wire.get("MessageAttributes"))
             entries.append(Entry(message.id, line, wire, size))
         return entries
 
@@ -253,18 +254,3 @@ class SQSPublisher(RoutedPublisher):
 def _deduplication_id(identity: str) -> str:
     """Of the characters that SQS takes, and no longer than it takes."""
     return hashlib.sha256(identity.encode(errors="replace")).hexdigest()
-
-
-def _size_of(attributes: Any) -> int:
-    """Bytes that message attributes add: name, type and value of each."""
-    if not isinstance(attributes, Mapping):
-        return 0
-    return sum(
-        _length(name) + sum(map(_length, value.values()))
-        for name, value in attributes.items()
-        if isinstance(value, Mapping)
-    )
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, bytes) else len(str(value).encode())

@@ -15,14 +15,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...publishing import Outcome
+from ...transports import SQS_BYTES
 from .sqs_errors import NOT_KNOWN, Verdict, said, verdict_of
 
 __all__ = ["Entry", "Line", "Sending"]
 
-#: What one request takes: messages, and bytes of their bodies and attributes. A message that has more
-#: by itself is refused.
+#: Messages that one request takes.
 MAX_ENTRIES = 10
-MAX_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +98,7 @@ class Line:
         while self.ready and len(taken) < MAX_ENTRIES:
             entry = self.groups[self.ready[0]][0]
             size += entry.size
-            if taken and (size > MAX_BYTES or entry.is_alone or taken[0].is_alone):
+            if taken and (size > SQS_BYTES or entry.is_alone or taken[0].is_alone):
                 break
             self.groups[self.ready.popleft()].popleft()
             taken.append(entry)
@@ -231,11 +230,11 @@ class Sending:
         """Put a message on its way; there are no entries when it has gone already."""
         self._wanted[row] = len(entries)
         for entry in entries:
-            if entry.size > MAX_BYTES:
+            if entry.size > SQS_BYTES:
                 # What waits of its group came before it.
                 entry.line.held.add(entry.group)
                 self.errors[row] = (
-                    f"expected a size of at most {MAX_BYTES:,} bytes, the limit of SQS, found "
+                    f"expected a size of at most {SQS_BYTES:,} bytes, the limit of SQS, found "
                     f"{entry.size:,} as it is sent. Put the data elsewhere and pass where it is."
                 )
             elif not entry.line.add(entry):
