@@ -118,9 +118,19 @@ class SQSPublisher(RoutedPublisher):
         try:
             properties = EnvelopeParts.of(message.envelope).properties
             asked = loads(properties) if "MessageGroupId" in properties else {}
-            return f"{message.queue} {asked.get('MessageGroupId', 'default')}"
+            return f"{self._at_sqs(message.queue)} {asked.get('MessageGroupId', 'default')}"
         except (ValueError, AttributeError):
             return None  # it cannot be read: it will be refused
+
+    def _at_sqs(self, queue: str) -> str:
+        """The FIFO queue that a name means, also without a connection; two names may mean one."""
+        from kombu.transport.SQS import CHARS_REPLACE_TABLE  # needs boto3
+
+        options = self._connection.transport_options
+        name = f"{options.get('queue_name_prefix', '')}{queue}".removesuffix(".fifo")
+        canonical = f"{name.translate(CHARS_REPLACE_TABLE)}.fifo"
+        predefined = (options.get("predefined_queues") or {}).get(canonical, {})
+        return str(predefined.get("url", canonical))
 
     @property
     def _channel(self) -> Any:
