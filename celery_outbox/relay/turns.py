@@ -97,6 +97,7 @@ class Turns:
             self._at_database = many = max(1, many - 1)
         if len(brokers) > 1:
             self._at_broker = max(1, many - 1)
+        self._brokers_rest: dict[str, float] = {}
         self._counter = itertools.count(1)
         self._changed = threading.Condition()
 
@@ -127,8 +128,7 @@ class Turns:
 
     def is_resting(self, broker: str) -> bool:
         """Whether a broker has failed a moment ago, and is not to be contacted again yet."""
-        now = time.monotonic()
-        return any(each.broker == broker and each._resting_until > now for each in self.all)
+        return self._brokers_rest.get(broker, 0.0) > time.monotonic()
 
     @property
     def is_done(self) -> bool:
@@ -250,6 +250,8 @@ class Turns:
         """
         until = time.monotonic() + max(self._sleep, took) * random.uniform(0.75, 1.25)
         with self._changed:
+            if broker is not None:
+                self._brokers_rest[broker] = until
             for each in self.all:
                 if each.database.name == database or each.broker == broker:
                     each._resting_until = max(each._resting_until, until)

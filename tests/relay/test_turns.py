@@ -138,6 +138,13 @@ def test_a_broker_rests_in_all_databases_and_others_in_none(clock: FrozenDateTim
     assert [take(turns).broker for _ in range(3)] == ["good"] * 3
 
 
+def test_the_brokers_of_a_database_that_failed_can_be_contacted_for_others() -> None:
+    turns = make_turns("a", databases=2)
+    turns.rest(database="database 0")
+    assert not turns.is_resting("a")
+    assert take(turns).database.name == "database 1"
+
+
 def test_a_backlog_is_served_by_several_threads_and_nothing_else_is() -> None:
     turns = make_turns("deep", "flat")
     deep, flat = take(turns), take(turns)
