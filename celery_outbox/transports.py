@@ -33,6 +33,7 @@ __all__ = [
     "attribute_bytes",
     "describe",
     "is_broker_engine",
+    "is_in_memory",
     "resolved",
 ]
 
@@ -97,7 +98,7 @@ class Transport:
     """
 
     #: Its messages live in this process only: no other process can relay to it.
-    is_in_process: ClassVar[bool] = False
+    is_in_process: bool = False
     #: Its messages outlive a restart of the broker.
     is_persistent: ClassVar[bool] = True
     #: Its messages are rows of this database.
@@ -223,9 +224,11 @@ class _Database(Transport):
 
     def __init__(self, connection: Connection, max_delay: timedelta | None = None) -> None:
         super().__init__(connection, max_delay)
-        if not (_ELSEWHERE & self.options.keys() or connection.alt[1:]):
-            with suppress(ArgumentError):
-                self.database = make_url(connection.hostname)
+        with suppress(ArgumentError):
+            url = make_url(connection.hostname)
+            self.is_in_process = is_in_memory(url) and "creator" not in self.options
+            if not (_ELSEWHERE & self.options.keys() or connection.alt[1:]):
+                self.database = url
 
     def prepare(self, dispatch: Dispatch) -> Dispatch:
         # Raises TypeError, as without the outbox: a worker could not read the message.
@@ -241,6 +244,13 @@ class _Database(Transport):
             queue_table=self.options.get("queue_tablename", "kombu_queue"),
             message_table=self.options.get("message_tablename", "kombu_message"),
         )
+
+
+def is_in_memory(url: URL) -> bool:
+    """Whether a database is one of SQLite's in the memory of this process."""
+    path = (url.database or "").removeprefix("file:")
+    in_memory = path in {"", ":memory:"} or "mode=memory" in path or url.query.get("mode") == "memory"
+    return url.get_backend_name() == "sqlite" and in_memory
 
 
 def _only_queue(envelope: Envelope) -> str | None:

@@ -27,6 +27,7 @@ from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from ..asynchronous import is_async_engine, synchronous
 from ..config import DatabaseSource
 from ..errors import ConfigurationError, DatabaseError, OutboxError
+from ..transports import is_in_memory
 from . import dialects
 from .broker import BrokerQueues
 from .dialects.default import default_isolation_level
@@ -271,11 +272,10 @@ def _caller_engine(source: DatabaseSource) -> Engine | None:
 def _identity(url: URL) -> tuple[str, str | None, int | None, str | None] | None:
     """What makes two URLs the same database, whatever their drivers and users; None: nothing does."""
     backend = url.get_backend_name()
+    if is_in_memory(url):
+        return None
     if backend == "sqlite":
-        path = (url.database or "").removeprefix("file:")
-        in_memory = path in {"", ":memory:"} or "mode=memory" in path
-        if in_memory or url.query.get("mode") == "memory":
-            return None
+        path = str(url.database).removeprefix("file:")
         return (backend, None, None, str(Path(path).resolve()))
     backend = "mysql" if backend == "mariadb" else backend
     host = url.host or url.query.get("host")
