@@ -7,6 +7,7 @@ every request, and counts how many of one group, and altogether, are under way a
 
 import contextlib
 import json
+import random
 import re
 import socket
 import sys
@@ -42,6 +43,7 @@ class Fault:
         after: called when it has been done.
         refuse: entries that are refused.
         omit: entries of which nothing is said, and nothing is done.
+        reorders: whether the entries are told in another order than they were asked in.
     """
 
     operation: str = "SendMessageBatch"
@@ -55,6 +57,7 @@ class Fault:
     after: Callable[[], None] = field(default=lambda: None)
     refuse: Callable[[Json], bool] = field(default=lambda entry: False)
     omit: Callable[[Json], bool] = field(default=lambda entry: False)
+    reorders: bool = False
 
 
 class RefusalError(Exception):
@@ -209,6 +212,9 @@ class SQSStub:
                 continue
             self._take(queue, entry)
             answer["Successful"].append({"Id": entry["Id"], "MessageId": str(uuid.uuid4())})
+        if fault.reorders:
+            for told in answer.values():
+                random.shuffle(told)
         return answer
 
     def _take(self, queue: list[Json], entry: Json) -> None:
