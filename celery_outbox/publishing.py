@@ -99,6 +99,10 @@ class Publisher(Protocol):
         """
         return None
 
+    def longest(self, count: int) -> float | None:
+        """How many seconds publishing ``count`` messages may take; None where nothing limits it."""
+        return None
+
     def keep_alive(self) -> None:
         """Do what an idle connection needs; called every few seconds while there is nothing to do.
 

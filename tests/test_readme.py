@@ -171,8 +171,7 @@ def test_the_pages_endpoints_store_an_order_with_its_task(
 
 def test_the_table_of_settings_names_each_with_its_default() -> None:
     table = dict(re.findall(r"^\| `outbox_(\w+)` \| (.*?) \|", README.read_text(), flags=re.MULTILINE))
-    # notify has no effect yet.
-    assert table.keys() | {"notify"} == set(Settings.__dataclass_fields__)
+    assert table.keys() == set(Settings.__dataclass_fields__)
     given = {"databases": {"default": "sqlite:///shop.db"}, "name": "shop"}
     said = {
         name: ast.literal_eval(text.strip("`"))

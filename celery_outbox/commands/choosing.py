@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
@@ -14,17 +15,21 @@ from ..app import Outbox
 from ..capture.doors import attached
 from ..config import parse_duration
 from ..errors import ConfigurationError, OutboxError
+from ..relay.limits import memory_limit
 from ..storage.database import Database
 
-__all__ = ["Duration", "choose_databases", "find_outbox", "for_databases", "reports_errors"]
+__all__ = ["Duration", "Memory", "choose_databases", "find_outbox", "for_databases", "reports_errors"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """More than no time, as ``90``, ``90s``, ``15m``, ``12h`` or ``7d``."""
+    """A time, as ``90``, ``90s``, ``15m``, ``12h`` or ``7d``; more than none unless zero is allowed."""
 
     name = "duration"
+
+    def __init__(self, *, allows_zero: bool = False) -> None:
+        self._allows_zero = allows_zero
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -34,9 +39,26 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since
             duration = parse_duration(_number(value), "duration")
         except ConfigurationError as error:
             self.fail(str(error), param, ctx)
-        if duration <= timedelta(0):
+        if duration <= timedelta(0) and not self._allows_zero:
             self.fail("expected more than zero.", param, ctx)
         return duration
+
+
+class Memory(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """Megabytes, as ``128``, or a share of what the process may use, as ``60%``; zero: no limit."""
+
+    name = "memory"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """Turn text into bytes, zero into None."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", str(value).strip())
+        if found is None or (found[2] and float(found[1]) > 100):
+            self.fail(
+                f"expected megabytes such as 128, or 60% of the limit, got {value!r}.", param, ctx
+            )
+        return memory_limit(float(found[1]), is_share=bool(found[2])) or None
 
 
 def _number(value: Any) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Any, NoReturn
 
 import click
 from celery import Celery
@@ -15,11 +18,14 @@ from ..app import Outbox
 from ..errors import ConfigurationError
 from ..publishing import Publisher
 from ..relay.loop import Relay, RelayOptions
-from .choosing import Duration, choose_databases, find_outbox, reports_errors
+from .choosing import Duration, Memory, choose_databases, find_outbox, reports_errors
 
 __all__ = ["relay"]
 
 logger = logging.getLogger(__name__)
+
+#: The exit code for a supervisor that shall know why.
+OUT_OF_MEMORY = 12
 
 
 @click.command()
@@ -32,11 +38,40 @@ logger = logging.getLogger(__name__)
     help="Messages taken at once.",
 )
 @click.option(
+    "--concurrency",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Batches published at once, each over a connection of its own.",
+)
+@click.option(
     "--sleep",
     type=Duration(),
     default="1",
     show_default=True,
     help="Wait when there is nothing to do, and after a failure.",
+)
+@click.option(
+    "--max-jobs",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="End when so many messages were taken, failed ones too; 0: no limit.",
+)
+@click.option(
+    "--max-time",
+    type=Duration(allows_zero=True),
+    default="0",
+    show_default=True,
+    help="End after so long; 0: no limit.",
+)
+@click.option(
+    "--memory",
+    type=Memory(),
+    default="128",
+    show_default=True,
+    help="End with exit code 12 when the process uses so many MB, or with % so much of what it may "
+    "use at most; 0: no limit.",
 )
 @click.option("--once", is_flag=True, help="Take one batch from each database and end.")
 @click.option("--stop-when-empty", is_flag=True, help="End when no message is ready.")
@@ -44,32 +79,51 @@ logger = logging.getLogger(__name__)
 @reports_errors
 def relay(
     ctx: click.Context,
+    /,
     database: str | None,
-    batch: int,
-    sleep: timedelta,
-    once: bool,
-    stop_when_empty: bool,
+    max_time: timedelta,
+    memory: int | None,
+    **options: Any,
 ) -> None:
-    """Publish committed messages, of one DATABASE or of all in turn."""
+    """Publish committed messages, of one DATABASE or of all in turn.
+
+    SIGTERM, SIGINT and SIGQUIT let it finish its batches and end, a second one lets it end at once.
+    SIGUSR2 pauses it, SIGCONT lets it go on.
+    """
     box = find_outbox(ctx)
     _set_up_logging(box.app)
+    settings = box.settings
     worker = Relay(
         choose_databases(box, database),
         _brokers(box),
         RelayOptions(
-            batch=batch,
-            sleep=sleep,
-            lease=box.settings.retry_after,
-            retry=box.settings.retry,
-            keep=box.settings.keep,
-            once=once,
-            stop_when_empty=stop_when_empty,
+            lease=settings.retry_after,
+            retry=settings.retry,
+            keep=settings.keep,
+            max_time=max_time or None,
+            max_memory=memory,
+            **options,
         ),
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: worker.stop())
-    if not worker.run():
+    signal.signal(signal.SIGUSR2, lambda *_: worker.pause())
+    signal.signal(signal.SIGCONT, lambda *_: worker.resume())
+    has_worked = worker.run()
+    if worker.is_abandoned:
+        _leave_at_once()
+    if worker.is_out_of_memory:
+        ctx.exit(OUT_OF_MEMORY)
+    if not has_worked:
         ctx.exit(1)
+
+
+def _leave_at_once() -> NoReturn:
+    """End without waiting for threads that may hang."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _brokers(box: Outbox) -> dict[str, Callable[[], Publisher]]:
@@ -78,8 +132,8 @@ def _brokers(box: Outbox) -> dict[str, Callable[[], Publisher]]:
         transport = box.brokers.transport(name)
         if transport.is_in_process:
             raise ConfigurationError(
-                f"broker {name!r}: expected one that other processes can reach, found "
-                f"{transport.kind}://, whose messages would end with this process. "
+                f"broker {name!r}: expected one that other processes can reach, found one "
+                f"({transport.kind}) whose messages would end with this process. "
                 "Choose another broker, or relay inside the process that consumes."
             )
         if not transport.is_persistent:

@@ -54,6 +54,14 @@ class Served:
     settled: int = 0
     accepted: int = 0
 
+    def and_(self, other: Served) -> Served:
+        """Both together."""
+        return Served(
+            claimed=self.claimed + other.claimed,
+            settled=self.settled + other.settled,
+            accepted=self.accepted + other.accepted,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
@@ -65,6 +73,11 @@ class _Result:
     outcome: Outcome
     failures: dict[int, Failure]
     behind: dict[int, timedelta]
+
+    @property
+    def unsent(self) -> set[int]:
+        """Those that are put back as they were."""
+        return set(self.outcome.unsent) - self.behind.keys()
 
 
 class Deliverer:
@@ -93,6 +106,7 @@ class Deliverer:
         self._budget = budget
         self._options = options
         self._outages = Outages()
+        self._warned: set[str] = set()
 
     def serve(self, turn: Turn, limit: int | None = None) -> Served:
         """Deliver one batch of at most ``limit`` messages; never raises what can go wrong here."""
@@ -109,26 +123,34 @@ class Deliverer:
             return Served()
 
     def _serve(self, turn: Turn, limit: int) -> Served:
-        with turn.claiming:
-            claim = self._claim(turn, limit)
-            self.has_worked = True
-            self._outages.end("database", turn.database.name)
-            if claim is None or not claim.messages:
-                return Served()
-            # Held until it is its turn to be published.
-            publisher = self._connections.acquire(turn.broker)
-        try:
-            result = self._deliver(turn, claim, publisher)
-        finally:
-            self._connections.release(turn.broker, publisher)
-        self._settle(result)
-        return self._judge(result)
+        """Deliver a batch, and as long as nobody else waits for this thread, the next ones."""
+        served, result = Served(), None
+        while True:
+            with turn.claiming:
+                claim = self._claim(turn, limit) if result is None else self._claim_next(result, limit)
+                self.has_worked = True
+                self._outages.end("database", turn.database.name)
+                if claim is None or not claim.messages:
+                    return served
+                # Held until it is its turn to be published.
+                publisher = self._connections.acquire(turn.broker)
+            try:
+                result = self._deliver(turn, claim, publisher)
+            finally:
+                self._connections.release(turn.broker, publisher)
+            served = served.and_(self._judge(result))
+            if not self._may_go_on(result):
+                self._settle(result)
+                return served
+
+    def _may_go_on(self, result: _Result) -> bool:
+        is_well = bool(result.outcome.accepted) and not result.outcome.is_connection_lost
+        return is_well and not self._options.once and self._turns.may_go_on(result.turn)
 
     def _claim(self, turn: Turn, limit: int) -> Claim | None:
         """Reserve a batch, where there is something and the broker can be used."""
         self._ask(turn, lambda: self._heartbeat.begin(turn.database))
-        horizon = turn.horizon
-        since = horizon.since
+        since = turn.horizon.since
         if not turn.is_deep and self._is_empty(turn, since):
             if since is None or not self._options.stop_when_empty:
                 return None
@@ -137,26 +159,60 @@ class Deliverer:
                 return None
         if not self._connections.is_up(turn.broker) and not self._connect(turn.broker):
             return None
+        was_deep = turn.is_deep
+        claim = self._reserve(turn, limit, since, turn.database.run)
+        if was_deep and claim is not None and not claim.messages:
+            return self._claim(turn, limit)  # this time with a look
+        return claim
+
+    def _claim_next(self, result: _Result, limit: int) -> Claim | None:
+        """Settle a batch and reserve the next in one transaction: one wait for the disk, not two."""
+        turn = result.turn
+        write, settled = self._writing(result), list[int]()
+
+        def run(claiming: Callable[[Connection], Claim]) -> Claim:
+            def work(connection: Connection) -> Claim:
+                settled[:] = [write(connection)]
+                return claiming(connection)
+
+            return turn.database.run(work)
+
+        try:
+            claim = self._reserve(turn, limit, turn.horizon.since, run)
+        except OutboxError:
+            turn.lines.lapse(result.parted, result.outcome.accepted)
+            raise
+        if settled:
+            self._note_settled(result, settled[0])
+        else:
+            self._settle(result)  # nothing more may be taken
+        return claim
+
+    def _reserve(
+        self,
+        turn: Turn,
+        limit: int,
+        since: datetime | None,
+        run: Callable[[Callable[[Connection], Claim]], Claim],
+    ) -> Claim | None:
+        """Claim as many messages as are allowed, in a transaction that ``run`` makes."""
         wanted = self._budget.take(min(limit, turn.limit or limit))
         if not wanted:
             return None
+        claiming = partial(
+            turn.database.store.claim,
+            broker=turn.broker,
+            limit=wanted,
+            lease=self._options.lease,
+            since=since,
+        )
         claim: Claim | None = None
         try:
-            claiming = partial(
-                turn.database.store.claim,
-                broker=turn.broker,
-                limit=wanted,
-                lease=self._options.lease,
-                since=since,
-            )
-            claim = self._ask(turn, lambda: horizon.take(since, partial(turn.database.run, claiming)))
+            claim = self._ask(turn, lambda: turn.horizon.take(since, lambda: run(claiming)))
         finally:
             self._budget.give_back(wanted - len(claim.messages if claim else ()))
-        horizon.claimed(claim.latest)
-        was_deep = turn.is_deep
+        turn.horizon.claimed(claim.latest)
         self._turns.note_depth(turn, is_deep=len(claim.messages) == wanted)
-        if was_deep and not claim.messages:
-            return self._claim(turn, limit)  # this time with a look
         return claim
 
     def _is_empty(self, turn: Turn, since: datetime | None) -> bool:
@@ -185,7 +241,24 @@ class Deliverer:
             publisher.close()
             self._fail_broker(broker, text_of(error), took=time.monotonic() - began)
             return False
+        self._warn_of_lease(broker, publisher)
         return True
+
+    def _warn_of_lease(self, broker: str, publisher: Publisher) -> None:
+        """Say once that another relay might take over what this one is still publishing."""
+        longest, lease = publisher.longest(self._options.batch), self._options.lease
+        if longest is None or longest < lease.total_seconds() or broker in self._warned:
+            return
+        self._warned.add(broker)
+        logger.warning(
+            "Publishing a batch of %d to broker %r may take %.0f seconds, but the lease "
+            "(outbox_retry_after) is %.0f: another relay may then send the same again. Make the lease "
+            "longer, or the batch or the broker's time limits smaller",
+            self._options.batch,
+            broker,
+            longest,
+            lease.total_seconds(),
+        )
 
     def _fail_broker(self, broker: str, reason: str, *, took: float = 0.0) -> None:
         self._outages.begin("broker", broker, reason)
@@ -241,9 +314,17 @@ class Deliverer:
 
     def _settle(self, result: _Result) -> None:
         """Write what became of a batch, and tell it."""
-        turn, outcome, token = result.turn, result.outcome, result.claim.token
-        store = turn.database.store
-        unsent = set(outcome.unsent) - result.behind.keys()
+        turn, write = result.turn, self._writing(result)
+        try:
+            settled = self._ask(turn, lambda: turn.database.run(write))
+        except OutboxError:
+            turn.lines.lapse(result.parted, result.outcome.accepted)
+            raise
+        self._note_settled(result, settled)
+
+    def _writing(self, result: _Result) -> Callable[[Connection], int]:
+        """What writes the end of a batch; it returns how many messages were still ours."""
+        outcome, token, store = result.outcome, result.claim.token, result.turn.database.store
 
         def write(connection: Connection) -> int:
             count = 0
@@ -252,8 +333,8 @@ class Deliverer:
                 count += store.accept(connection, token, ids, keep=self._options.keep)
             if outcome.deferred:
                 count += store.defer(connection, token, sorted(outcome.deferred))
-            if unsent:
-                count += store.release(connection, token, sorted(unsent))
+            if result.unsent:
+                count += store.release(connection, token, sorted(result.unsent))
             if result.failures:
                 count += store.fail(connection, token, result.failures)
             if result.behind:
@@ -261,12 +342,11 @@ class Deliverer:
                 count += store.postpone(connection, token, result.behind)
             return count
 
-        try:
-            settled = self._ask(turn, lambda: turn.database.run(write))
-        except OutboxError:
-            turn.lines.lapse(result.parted, outcome.accepted)
-            raise
-        self._budget.give_back(len(unsent) + len(result.behind))
+        return write
+
+    def _note_settled(self, result: _Result, settled: int) -> None:
+        turn, outcome = result.turn, result.outcome
+        self._budget.give_back(len(result.unsent) + len(result.behind))
         self.delivered += len(outcome.accepted)
         if lost := len(result.claim.messages) - settled:
             self.lease_lost += lost

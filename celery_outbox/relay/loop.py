@@ -15,6 +15,7 @@ from .connections import Connections
 from .deliverer import Deliverer
 from .heartbeat import Heartbeat, without_signals
 from .limits import Budget, memory_used
+from .listener import Listener
 from .options import RelayOptions
 from .turns import Turn, Turns
 from .wakeup import Wakeup
@@ -112,7 +113,8 @@ class Relay:
                     self._turns.open()
                     self._pass()
                 else:
-                    self._run_threads()
+                    with Listener(self._databases, self.wake):
+                        self._run_threads()
         finally:
             self._connections.close()
             deliverer = self._deliverer

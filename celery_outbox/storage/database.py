@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -44,6 +46,8 @@ T = TypeVar("T")
 _OWN = "celery_outbox_own"
 _TRIES = 4
 _DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306}
+# Where PostgreSQL begins to quote the statement or the row, below its message.
+_QUOTING = re.compile(r"\n(?:LINE \d+|DETAIL|CONTEXT):")
 
 # Engines that the outbox works on; no connection of theirs may cross a fork.
 _used: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -83,6 +87,7 @@ class Database:
         self.queues = BrokerQueues()
         self._urls: dict[int, tuple[URL, bool]] = {}
         self._is_server_checked = False
+        self._first_use = threading.RLock()
         self._identity = _identity(self.url)
         self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
         self._own = source if isinstance(source, Engine) else self._open()
@@ -126,7 +131,7 @@ class Database:
         database.
         """
         try:
-            with self.dialect.begin(self._working) as connection:
+            with self._one_by_one, self.dialect.begin(self._working) as connection:
                 self._check_server(connection)
                 yield connection
         except (DBAPIError, NoConnectionFree) as error:
@@ -139,7 +144,7 @@ class Database:
         """
         for left in reversed(range(_TRIES)):
             try:
-                with self.dialect.begin(self._working) as connection:
+                with self._one_by_one, self.dialect.begin(self._working) as connection:
                     self._check_server(connection)
                     return work(connection)
             except DBAPIError as error:
@@ -156,7 +161,7 @@ class Database:
         Raises like ``begin``; with ``any_server``, servers that cannot do the work are read, too.
         """
         try:
-            with self._working.connect() as connection:
+            with self._one_by_one, self._working.connect() as connection:
                 if not any_server:
                     self._check_server(connection)
                 return work(connection)
@@ -173,15 +178,15 @@ class Database:
 
         A file descriptor ``bell`` that can be read ends every wait. Raises DatabaseError.
         """
-        return self.dialect.listen(self._own, self.tables, bell)
+        with self._one_by_one:
+            return self.dialect.listen(self._own, self.tables, bell)
 
     def explain(self, error: DBAPIError | NoConnectionFree) -> OutboxError:
         """Say what a database error means for the outbox, without its parameters."""
         where = f"database {self.name!r}"
         if isinstance(error, NoConnectionFree):
             return DatabaseError(f"{where}: no connection was free: {error}")
-        # PostgreSQL quotes the statement below its message.
-        text = str(error.orig).partition("\nLINE ")[0]
+        text = _QUOTING.split(str(error.orig))[0]
         said = f"{type(error).__name__}: {' '.join(text.split())}"
         if self.dialect.is_transient(error):
             return DatabaseError(
@@ -214,6 +219,15 @@ class Database:
             except ConfigurationError as error:
                 raise ConfigurationError(f"database {self.name!r}: {error}") from None
             self._is_server_checked = True
+
+    @property
+    def _one_by_one(self) -> AbstractContextManager[object]:
+        """Lets one thread at a time use the engine, until it has been used once.
+
+        SQLAlchemy learns what server it is from the first connection; another pool for the same
+        engine, such as that of a listener, does not wait for it.
+        """
+        return nullcontext() if self._is_server_checked else self._first_use
 
     @cached_property
     def _working(self) -> Engine:

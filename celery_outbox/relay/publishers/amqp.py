@@ -59,6 +59,10 @@ class AMQPPublisher(KombuPublisher):
         self._declared: set[str] = set()
         self._is_blocked = self._was_blocked = False
 
+    def longest(self, count: int) -> float:
+        """One wait for a declaration, and one for the confirmations."""
+        return 2 * self._seconds
+
     def publish(
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
     ) -> Outcome:

@@ -100,6 +100,11 @@ class RedisPublisher(KombuPublisher):
         }
         super().__init__(connection)
 
+    def longest(self, count: int) -> float:
+        """One wait for a connection, and one for the answers of a pipeline."""
+        options = self._connection.transport_options
+        return float(options["socket_connect_timeout"]) + float(options["socket_timeout"])
+
     def publish(
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
     ) -> Outcome:

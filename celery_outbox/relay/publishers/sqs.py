@@ -26,7 +26,7 @@ from ...message import ClaimedMessage, EnvelopeParts
 from ...publishing import Outcome
 from ...transports import attribute_bytes
 from .sqs_errors import NOT_KNOWN, Verdict, said, verdict_of
-from .sqs_sending import Entry, Sending
+from .sqs_sending import MAX_ENTRIES, Entry, Sending
 from .virtual import RoutedPublisher
 
 __all__ = ["SQSPublisher"]
@@ -88,6 +88,12 @@ class SQSPublisher(RoutedPublisher):
                     if client is not None:
                         client.close()
         super().close()
+
+    def longest(self, count: int) -> float:
+        """As many rounds of requests as there are, each with its time limits."""
+        config = self._connection.transport_options["client-config"]
+        requests = math.ceil(count / MAX_ENTRIES / THREADS)
+        return requests * (float(config["connect_timeout"]) + float(config["read_timeout"]))
 
     def publish(
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
