@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -20,7 +20,6 @@ from sqlalchemy.engine import Connection
 from ..errors import OutboxError, PublisherContractError
 from ..message import ClaimedMessage
 from ..publishing import Outcome, Publisher
-from ..signals import outbox_failed, outbox_published
 from ..storage.store import Claim, Failure
 from .backoff import next_delay
 from .connections import Connections
@@ -30,6 +29,7 @@ from .lines import Parted
 from .options import RelayOptions
 from .outages import Outages
 from .publishers.kombu import text_of
+from .settler import Result, Settler
 from .turns import PROBE, Turn, Turns
 
 __all__ = ["Deliverer", "Served"]
@@ -63,30 +63,12 @@ class Served:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """A batch that has been published, and what is to be written of it."""
-
-    turn: Turn
-    claim: Claim
-    parted: Parted
-    outcome: Outcome
-    failures: dict[int, Failure]
-    behind: dict[int, timedelta]
-
-    @property
-    def unsent(self) -> set[int]:
-        """Those that are put back as they were."""
-        return set(self.outcome.unsent) - self.behind.keys()
-
-
 class Deliverer:
     """Delivers batches; its methods are called by all threads of a relay.
 
     Attributes:
         has_worked: whether a database could ever be used.
-        delivered: messages that a broker has taken.
-        lease_lost: messages that another relay had taken over when they were to be settled.
+        settler: writes what became of batches, and counts it.
     """
 
     def __init__(
@@ -98,13 +80,12 @@ class Deliverer:
         options: RelayOptions,
     ) -> None:
         self.has_worked = False
-        self.delivered = 0
-        self.lease_lost = 0
         self._turns = turns
         self._connections = connections
         self._heartbeat = heartbeat
         self._budget = budget
         self._options = options
+        self.settler = Settler(turns, budget, keep=options.keep)
         self._outages = Outages()
         self._warned: set[str] = set()
 
@@ -112,9 +93,10 @@ class Deliverer:
         """Deliver one batch of at most ``limit`` messages; never raises what can go wrong here."""
         try:
             return self._serve(turn, limit or self._options.batch)
-        except OutboxError as error:
+        except Exception as error:  # noqa: BLE001 - drivers raise what they like
             database = turn.database.name
-            self._outages.begin("database", database, str(error))
+            reason = str(error) if isinstance(error, OutboxError) else text_of(error)
+            self._outages.begin("database", database, reason)
             # However busy the others are: it is not asked all the time.
             self._turns.rest(database=database)
             for each in self._turns.all:
@@ -133,17 +115,19 @@ class Deliverer:
                 if claim is None or not claim.messages:
                     return served
                 # Held until it is its turn to be published.
-                publisher = self._connections.acquire(turn.broker)
+                publisher = self._acquire(turn.broker)
             try:
                 result = self._deliver(turn, claim, publisher)
+                # Before another thread gets the publisher: it must know when the broker has failed.
+                served = served.and_(self._judge(result))
             finally:
-                self._connections.release(turn.broker, publisher)
-            served = served.and_(self._judge(result))
+                if publisher is not None:
+                    self._connections.release(turn.broker, publisher)
             if not self._may_go_on(result):
-                self._settle(result)
+                self.settler.settle(result)
                 return served
 
-    def _may_go_on(self, result: _Result) -> bool:
+    def _may_go_on(self, result: Result) -> bool:
         is_well = bool(result.outcome.accepted) and not result.outcome.is_connection_lost
         return is_well and not self._options.once and self._turns.may_go_on(result.turn)
 
@@ -165,10 +149,10 @@ class Deliverer:
             return self._claim(turn, limit)  # this time with a look
         return claim
 
-    def _claim_next(self, result: _Result, limit: int) -> Claim | None:
+    def _claim_next(self, result: Result, limit: int) -> Claim | None:
         """Settle a batch and reserve the next in one transaction: one wait for the disk, not two."""
         turn = result.turn
-        write, settled = self._writing(result), list[int]()
+        write, settled = self.settler.writing(result), list[int]()
 
         def run(claiming: Callable[[Connection], Claim]) -> Claim:
             def work(connection: Connection) -> Claim:
@@ -180,12 +164,12 @@ class Deliverer:
         try:
             claim = self._reserve(turn, limit, turn.horizon.since, run)
         except OutboxError:
-            turn.lines.lapse(result.parted, result.outcome.accepted)
+            self.settler.settle(result)  # what was published is not published again for that
             raise
         if settled:
-            self._note_settled(result, settled[0])
+            self.settler.note_settled(result, settled[0])
         else:
-            self._settle(result)  # nothing more may be taken
+            self.settler.settle(result)  # nothing more may be taken
         return claim
 
     def _reserve(
@@ -210,7 +194,7 @@ class Deliverer:
         try:
             claim = self._ask(turn, lambda: turn.horizon.take(since, lambda: run(claiming)))
         finally:
-            self._budget.give_back(wanted - len(claim.messages if claim else ()))
+            self._budget.claimed(wanted, len(claim.messages if claim else ()))
         turn.horizon.claimed(claim.latest)
         self._turns.note_depth(turn, is_deep=len(claim.messages) == wanted)
         return claim
@@ -227,13 +211,25 @@ class Deliverer:
 
     def _connect(self, broker: str) -> bool:
         """Connect one publisher of a broker; whether that worked."""
-        publisher = self._connections.acquire(broker)
+        publisher = self._acquire(broker)
+        if publisher is None:
+            return False
         try:
             return publisher.is_connected or self._has_connected(broker, publisher)
         finally:
             self._connections.release(broker, publisher)
 
+    def _acquire(self, broker: str) -> Publisher | None:
+        """A publisher for this thread; None when none could be made."""
+        try:
+            return self._connections.acquire(broker)
+        except Exception as error:  # noqa: BLE001 - makers of transports raise what they like
+            self._fail_broker(broker, text_of(error))
+            return None
+
     def _has_connected(self, broker: str, publisher: Publisher) -> bool:
+        if self._turns.is_resting(broker):
+            return False  # another thread has just tried
         began = time.monotonic()
         try:
             publisher.connect()
@@ -264,34 +260,53 @@ class Deliverer:
         self._outages.begin("broker", broker, reason)
         self._turns.rest(broker=broker, took=took)
 
-    def _deliver(self, turn: Turn, claim: Claim, publisher: Publisher) -> _Result:
+    def _deliver(self, turn: Turn, claim: Claim, publisher: Publisher | None) -> Result:
         """Publish what may go now; who of a line must wait is known before the next batch goes."""
-        store, database = turn.database.store, turn.database
-        parted = turn.lines.part(
-            publisher,
-            claim.messages,
-            lambda rows: database.read(partial(store.undelivered, ids=rows)),
-        )
-        if self._turns.is_open and (
-            publisher.is_connected or self._has_connected(turn.broker, publisher)
-        ):
-            outcome = self._publish(publisher, claim, parted.free)
-        else:
-            outcome = Outcome(unsent={message.id for message in parted.free})
+        parted = Parted(messages=claim.messages, free=claim.messages, names={})
+        outcome = Outcome(unsent={message.id for message in claim.messages})
+        if publisher is not None:
+            try:
+                parted = self._part(turn, claim, publisher)
+            except OutboxError:
+                raise
+            except Exception as error:  # noqa: BLE001 - line_of() of a publisher of the user's own
+                logger.error("Publishing a batch failed: %s", text_of(error))  # noqa: TRY400
+                outcome = Outcome(errors=dict.fromkeys(outcome.unsent, text_of(error)))
+            else:
+                outcome = self._send(turn, claim, publisher, parted)
         messages = {message.id: message for message in claim.messages}
         delays = {
             row: next_delay(message.retry or self._options.retry, message.attempts)
             for row, message in messages.items()
             if row in outcome.errors
         }
-        behind = turn.lines.settle(parted, outcome.accepted, delays)
+        behind = turn.lines.settle(parted, outcome.accepted, delays, outcome.deferred)
         failures = {
             row: Failure(error=outcome.errors[row], delay=behind.pop(row, delay))
             for row, delay in delays.items()
         }
-        return _Result(
+        return Result(
             turn=turn, claim=claim, parted=parted, outcome=outcome, failures=failures, behind=behind
         )
+
+    def _part(self, turn: Turn, claim: Claim, publisher: Publisher) -> Parted:
+        store, database = turn.database.store, turn.database
+        return turn.lines.part(
+            publisher,
+            claim.messages,
+            lambda rows: database.read(partial(store.undelivered, ids=rows)),
+        )
+
+    def _send(self, turn: Turn, claim: Claim, publisher: Publisher, parted: Parted) -> Outcome:
+        try:
+            if self._turns.is_open and (
+                publisher.is_connected or self._has_connected(turn.broker, publisher)
+            ):
+                return self._publish(publisher, claim, parted.free)
+            return Outcome(unsent={message.id for message in parted.free})
+        except BaseException:
+            turn.lines.lapse(parted, ())  # or others of its lines would wait for ever
+            raise
 
     def _publish(
         self, publisher: Publisher, claim: Claim, messages: Sequence[ClaimedMessage]
@@ -312,82 +327,7 @@ class Deliverer:
             return Outcome(errors=dict.fromkeys((each.id for each in messages), text))
         return outcome
 
-    def _settle(self, result: _Result) -> None:
-        """Write what became of a batch, and tell it."""
-        turn, write = result.turn, self._writing(result)
-        try:
-            settled = self._ask(turn, lambda: turn.database.run(write))
-        except OutboxError:
-            turn.lines.lapse(result.parted, result.outcome.accepted)
-            raise
-        self._note_settled(result, settled)
-
-    def _writing(self, result: _Result) -> Callable[[Connection], int]:
-        """What writes the end of a batch; it returns how many messages were still ours."""
-        outcome, token, store = result.outcome, result.claim.token, result.turn.database.store
-
-        def write(connection: Connection) -> int:
-            count = 0
-            if outcome.accepted:
-                ids = sorted(outcome.accepted)
-                count += store.accept(connection, token, ids, keep=self._options.keep)
-            if outcome.deferred:
-                count += store.defer(connection, token, sorted(outcome.deferred))
-            if result.unsent:
-                count += store.release(connection, token, sorted(result.unsent))
-            if result.failures:
-                count += store.fail(connection, token, result.failures)
-            if result.behind:
-                # After the failed ones, so that their times are later.
-                count += store.postpone(connection, token, result.behind)
-            return count
-
-        return write
-
-    def _note_settled(self, result: _Result, settled: int) -> None:
-        turn, outcome = result.turn, result.outcome
-        self._budget.give_back(len(result.unsent) + len(result.behind))
-        self.delivered += len(outcome.accepted)
-        if lost := len(result.claim.messages) - settled:
-            self.lease_lost += lost
-            logger.warning(
-                "The lease of a batch ended before it was settled: %d of %d messages belong to another "
-                "relay now",
-                lost,
-                len(result.claim.messages),
-                extra={"database": turn.database.name, "broker": turn.broker},
-            )
-        self._tell(result)
-
-    def _tell(self, result: _Result) -> None:
-        turn, outcome = result.turn, result.outcome
-        messages = {message.id: message for message in result.claim.messages}
-        if outcome.errors:
-            failed = [messages[row] for row in sorted(outcome.errors)]
-            logger.error(
-                "Delivery of %d message(s) failed: %s",
-                len(failed),
-                next(iter(outcome.errors.values())),
-                extra={
-                    "database": turn.database.name,
-                    "broker": turn.broker,
-                    "queues": sorted({each.queue for each in failed}),
-                    "row_ids": [each.id for each in failed],
-                    "task_ids": [each.task_id for each in failed],
-                    "task_names": sorted({each.task_name for each in failed}),
-                },
-            )
-            outbox_failed.send(
-                sender=turn.broker, database=turn.database.name, errors=dict(outcome.errors)
-            )
-        if outcome.accepted:
-            outbox_published.send(
-                sender=turn.broker,
-                database=turn.database.name,
-                messages=[messages[row] for row in outcome.accepted],
-            )
-
-    def _judge(self, result: _Result) -> Served:
+    def _judge(self, result: Result) -> Served:
         """What a batch tells of its broker, and how much came of it."""
         turn, outcome, claimed = result.turn, result.outcome, len(result.claim.messages)
         if outcome.accepted:

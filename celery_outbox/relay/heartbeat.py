@@ -55,6 +55,7 @@ class Heartbeat:
         self._name = secrets.token_hex(8)
         self._about = {"host": socket.gethostname(), "pid": os.getpid(), "since": int(time.time())}
         self._begun: set[str] = set()
+        self._beginning = {database.name: threading.Lock() for database in databases}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery_outbox heartbeat", daemon=True)
 
@@ -77,9 +78,12 @@ class Heartbeat:
 
         Raises SchemaError when they are not, DatabaseError and ConfigurationError.
         """
-        if database.name not in self._begun:
-            database.run(lambda connection: self._begin(database, connection))
-            self._begun.add(database.name)
+        if database.name in self._begun:
+            return
+        with self._beginning[database.name]:  # two threads would write the same row
+            if database.name not in self._begun:
+                database.run(lambda connection: self._begin(database, connection))
+                self._begun.add(database.name)
 
     def _begin(self, database: Database, connection: Connection) -> None:
         require_current_version(database, connection)

@@ -25,24 +25,39 @@ class Budget:
 
     def __init__(self, count: int) -> None:
         self._left: float = count or float("inf")
-        self._lock = threading.Lock()
+        self._asked_for = 0
+        self._changed = threading.Condition()
 
     def take(self, wanted: int) -> int:
-        """How many of ``wanted`` messages may be taken; they count as taken."""
-        with self._lock:
+        """How many of ``wanted`` messages may be claimed now; ``claimed`` must follow.
+
+        Waits as long as claims that are under way may leave some over.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._left or not self._asked_for)
             given = int(min(wanted, self._left))
             self._left -= given
+            self._asked_for += given
             return given
+
+    def claimed(self, given: int, count: int) -> None:
+        """Of ``given`` messages so many were claimed, and count as taken."""
+        with self._changed:
+            self._asked_for -= given
+            self._left += given - count
+            self._changed.notify_all()
 
     def give_back(self, count: int) -> None:
         """Messages were not taken after all."""
-        with self._lock:
+        with self._changed:
             self._left += count
+            self._changed.notify_all()
 
     @property
     def is_spent(self) -> bool:
         """Whether nothing more may be taken."""
-        return self._left <= 0
+        with self._changed:
+            return self._left <= 0 and not self._asked_for
 
 
 def memory_used() -> int:

@@ -48,7 +48,7 @@ class Relay:
     ) -> None:
         self._databases = databases
         self._options = options
-        self._threads = _threads(databases, options)
+        self._threads = _threads(databases, len(brokers), options)
         self._is_stopped = self._is_paused = self._is_abandoned = False
         #: Whether it has ended because of its memory.
         self.is_out_of_memory = False
@@ -64,6 +64,7 @@ class Relay:
             sleep=options.sleep,
             is_finite=options.stop_when_empty,
             done=self._ring,
+            threads=self._threads,
         )
         self._deliverer = Deliverer(
             self._turns, self._connections, self._heartbeat, self._budget, options
@@ -117,11 +118,11 @@ class Relay:
                         self._run_threads()
         finally:
             self._connections.close()
-            deliverer = self._deliverer
+            settler = self._deliverer.settler
             logger.info(
                 "The relay ends; it has delivered %d message(s)",
-                deliverer.delivered,
-                extra={"delivered": deliverer.delivered, "lease_lost": deliverer.lease_lost},
+                settler.delivered,
+                extra={"delivered": settler.delivered, "lease_lost": settler.lease_lost},
             )
         if self._failure is not None:
             raise self._failure
@@ -144,7 +145,8 @@ class Relay:
             threading.Thread(target=self._work, name=f"celery_outbox relay {number}", daemon=True)
             for number in range(1, self._threads + 1)
         ]
-        self._turns.open()
+        if not self._is_stopped:
+            self._turns.open()
         with without_signals():
             for thread in threads:
                 thread.start()
@@ -222,11 +224,14 @@ class Relay:
             self._wakeup.wait(timedelta(seconds=0.1))
 
 
-def _threads(databases: Sequence[Database], options: RelayOptions) -> int:
-    """One more than publish at once: it claims the next batch meanwhile."""
+def _threads(databases: Sequence[Database], brokers: int, options: RelayOptions) -> int:
+    """One more than publish at once: it claims the next batch meanwhile.
+
+    And one more that is left for the others when a broker hangs, and when a database does.
+    """
     if options.once:
         return 1
-    wanted = options.concurrency + 1
+    wanted = options.concurrency + 1 + (brokers > 1) + (len(databases) > 1)
     for database in databases:
         if database.is_for_one_thread:
             if options.concurrency > 1:

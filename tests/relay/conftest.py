@@ -1,6 +1,7 @@
 """Outboxes on real databases, closed when the test ends."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import kombu.pools
@@ -8,9 +9,12 @@ import pytest
 import sqlalchemy as sa
 
 from celery_outbox import Outbox
+from celery_outbox.storage.database import Database
+from celery_outbox.storage.install import install
 from tests.relay.apps import make_outbox
 
 OpenOutbox = Callable[..., Outbox]
+MakeDatabase = Callable[..., Database]
 
 
 @pytest.fixture
@@ -31,3 +35,25 @@ def open_outbox() -> Iterator[OpenOutbox]:
         engine.dispose()
     # Kombu keeps pools by URL, and in them what it declared: Redis databases come round again.
     kombu.pools.reset()
+
+
+@pytest.fixture
+def make_database(tmp_path: Path) -> Iterator[MakeDatabase]:
+    """Make databases, each a file or of the URL given, with their tables."""
+    engines: list[sa.Engine] = []
+
+    def make(url: str | None = None, **options: Any) -> Database:
+        number = len(engines)
+        engines.append(sa.create_engine(url or f"sqlite:///{tmp_path}/{number}.db", **options))
+        database = Database(f"database {number}", engines[-1], "celery_outbox")
+        install(database)
+        return database
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def database(make_database: MakeDatabase, postgresql_url: str) -> Database:
+    return make_database(postgresql_url)

@@ -143,7 +143,7 @@ def test_an_open_transaction_makes_no_claim_read_more(
         add(database, *(make_message(f"{number}-{each}", body=b"x" * 500) for each in range(50)))
     delivering.start()
     delivering.join(timeout=60)
-    assert len(blocks()) in {60, 61}  # the last may find nothing
+    assert 60 <= len(blocks()) <= 63  # the last ones find nothing
     begin, end = statistics.median(blocks()[:10]), statistics.median(blocks()[-10:])
     assert end <= 2 * begin
     # And that is not so because there would be nothing to read.
@@ -189,7 +189,7 @@ def test_a_database_that_is_down_is_not_asked_more_often_than_the_relay_sleeps(
     url = sa.make_url(postgresql_url)
     proxy = tcp_proxy(HOST, url.port or 0)
     behind = url.set(port=proxy.port).render_as_string(hide_password=False)
-    outbox = open_outbox(redis_url, behind)
+    outbox = open_outbox(redis_url, behind, notify=False)  # a listener asks, too
     bind, tries = outbox.settings.databases["default"], list[float]()
 
     @sa.event.listens_for(bind, "do_connect")

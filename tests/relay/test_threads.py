@@ -1,7 +1,6 @@
 """A relay's threads: what they share, what they leave to each other, and how they end."""
 
 import threading
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -15,35 +14,11 @@ from celery_outbox.message import ClaimedMessage
 from celery_outbox.publishing import Outcome
 from celery_outbox.signals import outbox_published
 from celery_outbox.storage.database import Database
-from celery_outbox.storage.install import install
 from tests.relay.apps import rows_of
+from tests.relay.conftest import MakeDatabase
 from tests.relay.fakes import Broker, Gate, Messages, Running, accept, lost, relay_of, running
 from tests.storage.rows import add, make_message
 from tests.waiting import wait_until
-
-MakeDatabase = Callable[..., Database]
-
-
-@pytest.fixture
-def make_database(tmp_path: Path) -> Iterator[MakeDatabase]:
-    """Make databases, each a file or of the URL given, with their tables."""
-    engines: list[sa.Engine] = []
-
-    def make(url: str | None = None, **options: Any) -> Database:
-        number = len(engines)
-        engines.append(sa.create_engine(url or f"sqlite:///{tmp_path}/{number}.db", **options))
-        database = Database(f"database {number}", engines[-1], "celery_outbox")
-        install(database)
-        return database
-
-    yield make
-    for engine in engines:
-        engine.dispose()
-
-
-@pytest.fixture
-def database(make_database: MakeDatabase, postgresql_url: str) -> Database:
-    return make_database(postgresql_url)
 
 
 def fill(database: Database, count: int, broker: str = "a", **values: Any) -> list[str]:

@@ -1,0 +1,138 @@
+"""How a batch ends: its rows are written, counted, and told to whoever listens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.engine import Connection
+
+from ..errors import OutboxError
+from ..publishing import Outcome
+from ..signals import outbox_failed, outbox_published
+from ..storage.store import Claim, Failure
+from .limits import Budget
+from .lines import Parted
+from .turns import Turn, Turns
+
+__all__ = ["Result", "Settler"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A batch that has been published, and what is to be written of it."""
+
+    turn: Turn
+    claim: Claim
+    parted: Parted
+    outcome: Outcome
+    failures: dict[int, Failure]
+    behind: dict[int, timedelta]
+
+    @property
+    def unsent(self) -> set[int]:
+        """Those that are put back as they were."""
+        return set(self.outcome.unsent) - self.behind.keys()
+
+
+class Settler:
+    """Writes what became of batches; safe for threads.
+
+    Attributes:
+        delivered: messages that a broker has taken.
+        lease_lost: messages that another relay had taken over when they were to be settled.
+    """
+
+    def __init__(self, turns: Turns, budget: Budget, *, keep: bool) -> None:
+        self.delivered = 0
+        self.lease_lost = 0
+        self._turns = turns
+        self._budget = budget
+        self._keep = keep
+        self._counting = threading.Lock()
+
+    def settle(self, result: Result) -> None:
+        """Write what became of a batch, and tell it."""
+        turn, write = result.turn, self.writing(result)
+        try:
+            with self._turns.asking(turn):
+                settled = turn.database.run(write)
+        except OutboxError:
+            turn.lines.lapse(result.parted, result.outcome.accepted)
+            raise
+        self.note_settled(result, settled)
+
+    def writing(self, result: Result) -> Callable[[Connection], int]:
+        """What writes the end of a batch; it returns how many messages were still ours."""
+        outcome, token, store = result.outcome, result.claim.token, result.turn.database.store
+
+        def write(connection: Connection) -> int:
+            count = 0
+            if outcome.accepted:
+                ids = sorted(outcome.accepted)
+                count += store.accept(connection, token, ids, keep=self._keep)
+            if outcome.deferred:
+                count += store.defer(connection, token, sorted(outcome.deferred))
+            if result.unsent:
+                count += store.release(connection, token, sorted(result.unsent))
+            if result.failures:
+                count += store.fail(connection, token, result.failures)
+            if result.behind:
+                # After the failed ones, so that their times are later.
+                count += store.postpone(connection, token, result.behind)
+            return count
+
+        return write
+
+    def note_settled(self, result: Result, settled: int) -> None:
+        """Count and tell a batch of which ``settled`` messages were still ours."""
+        turn, outcome = result.turn, result.outcome
+        if result.unsent:
+            turn.horizon.forget()  # they lie behind it, and come first
+        self._budget.give_back(len(result.unsent) + len(result.behind))
+        lost = len(result.claim.messages) - settled
+        with self._counting:
+            self.delivered += len(outcome.accepted)
+            self.lease_lost += lost
+        if lost:
+            logger.warning(
+                "The lease of a batch ended before it was settled: %d of %d messages belong to another "
+                "relay now",
+                lost,
+                len(result.claim.messages),
+                extra={"database": turn.database.name, "broker": turn.broker},
+            )
+        self._tell(result)
+
+    def _tell(self, result: Result) -> None:
+        turn, outcome = result.turn, result.outcome
+        messages = {message.id: message for message in result.claim.messages}
+        if outcome.errors:
+            failed = [messages[row] for row in sorted(outcome.errors)]
+            logger.error(
+                "Delivery of %d message(s) failed: %s",
+                len(failed),
+                next(iter(outcome.errors.values())),
+                extra={
+                    "database": turn.database.name,
+                    "broker": turn.broker,
+                    "queues": sorted({each.queue for each in failed}),
+                    "row_ids": [each.id for each in failed],
+                    "task_ids": [each.task_id for each in failed],
+                    "task_names": sorted({each.task_name for each in failed}),
+                },
+            )
+            outbox_failed.send(
+                sender=turn.broker, database=turn.database.name, errors=dict(outcome.errors)
+            )
+        if outcome.accepted:
+            outbox_published.send(
+                sender=turn.broker,
+                database=turn.database.name,
+                messages=[messages[row] for row in outcome.accepted],
+            )
