@@ -53,7 +53,7 @@ class Memory(click.ParamType):  # type: ignore[type-arg]  # generic only since c
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
         """Turn text into bytes, zero into None."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", str(value).strip())
+        found = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)(%?)", str(value).strip())
         if found is None or (found[2] and float(found[1]) > 100):
             self.fail(
                 f"expected megabytes such as 128, or 60% of the limit, got {value!r}.", param, ctx

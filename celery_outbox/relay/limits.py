@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import psutil
 
 __all__ = ["Budget", "memory_limit", "memory_used"]
 
-#: Where Linux says how much memory this process's container may use: cgroups of version 2, and 1.
-_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _MB = 1024 * 1024
 
 
@@ -65,18 +64,40 @@ def memory_used() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def memory_limit(amount: float, *, is_share: bool) -> int:
+def memory_limit(amount: float, *, is_share: bool, root: Path = Path("/")) -> int:
     """Bytes: ``amount`` is megabytes, or a percentage of what this process may use at most.
 
-    That is the least of what its container, its own limit (``ulimit -v``) and the machine have.
+    That is the least of what its control groups (of a container or a service), its own limit
+    (``ulimit -v``) and the machine have. ``root`` is where Linux tells of the groups.
     """
     if not is_share:
         return int(amount * _MB)
     limits = [int(psutil.virtual_memory().total)]
-    for file in _CGROUPS:
+    for file in _cgroup_files(root):
         with suppress(OSError, ValueError):  # there is no such limit
-            limits.append(int(Path(file).read_text()))
+            limits.append(int(file.read_text()))
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         limits.append(soft)
     return int(min(limits) * amount / 100)
+
+
+def _cgroup_files(root: Path) -> Iterator[Path]:
+    """Where the limits of this process's group and of those around it are; cgroups(7)."""
+    mounted = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            top, name = mounted, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = mounted / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be that on its host: then only the top is there.
+        group = PurePosixPath(path.lstrip("/"))
+        for each in (group, *group.parents):
+            yield top / each / name
