@@ -344,8 +344,8 @@ class BrokerDatabase:
         """Say what went wrong, without statement and parameters."""
         if not isinstance(error, DBAPIError):
             return f"{type(error).__name__}: {error}"
-        # Further lines may quote the row.
-        first = next(iter(str(error.orig).splitlines()), "")
+        # Further lines may quote the row, and the first its text.
+        first = next(iter(str(error.orig).splitlines()), "").partition('{"body"')[0]
         return f"{type(error).__name__}: {first}"
 
 

@@ -22,12 +22,14 @@ logger = logging.getLogger(__name__)
 
 #: Characters that are stored of an error.
 TEXT_CHARACTERS = 1000
-#: What stands between the user's name and the host in a URL.
-_PASSWORD = re.compile(r"(://[^\s:/@]*):\S*@")
-#: Where the texts of SQLAlchemy, PostgreSQL, MySQL, Redis, py-amqp and botocore begin to repeat what
-#: they were given; redis-py does so before it says what went wrong.
+#: What stands between the user's name and the host in a URL, and what redis-py may say of a connection.
+_PASSWORD = re.compile(r"(?P<before>://[^\s:/@]*:)\S*(?=@)|(?P<name>\bpassword=)[^\s,)]*")
+#: Where the texts of SQLAlchemy, PostgreSQL, MySQL, Redis, py-amqp, botocore and PyMongo begin to
+#: repeat what they were given (a message begins with its body); redis-py does so before it says what
+#: went wrong.
 _PAYLOAD = re.compile(
-    r"\[SQL:|\[parameters:|\b(DETAIL|CONTEXT|LINE \d+):|, with args beginning with:|\bvalue: "
+    r"\[SQL:|\[parameters:|\b(DETAIL|CONTEXT|LINE \d+):|, with args beginning with:|\bvalue: |"
+    r', full error: |\{"body"'
 )
 _COMMAND = re.compile(r"Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
 
@@ -162,7 +164,7 @@ def expiration_of(message: ClaimedMessage, read_at: float) -> float | None:
 
 def text_of(error: BaseException) -> str:
     """What is stored and logged of an error: no password, no payload, and not too much."""
-    text = _PASSWORD.sub(r"\1:***@", _COMMAND.sub("", str(error)))
+    text = _PASSWORD.sub(r"\g<before>\g<name>***", _COMMAND.sub("", str(error)))
     if repeated := _PAYLOAD.search(text):
         text = text[: repeated.start()].rstrip()
     if len(text) > TEXT_CHARACTERS:
