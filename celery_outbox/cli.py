@@ -16,13 +16,14 @@ from celery.app.utils import find_app
 from .commands.list import list_
 from .commands.prune import prune_
 from .commands.relay import relay
+from .commands.restart import restart
 from .commands.retry import retry_
 from .commands.schema import schema
 
 __all__ = ["main", "outbox"]
 
 
-@click.group(name="outbox", commands=[relay, list_, retry_, prune_, schema])
+@click.group(name="outbox", commands=[relay, restart, list_, retry_, prune_, schema])
 def outbox() -> None:
     """Store tasks in your database, deliver them to the broker."""
 

@@ -104,6 +104,7 @@ def relay(
             max_memory=memory,
             **options,
         ),
+        name=settings.name,
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: worker.stop())

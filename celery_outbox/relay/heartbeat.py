@@ -1,7 +1,8 @@
 """This relay's row in each database's state table: that it runs, where, and when it was last seen.
 
 A thread of its own refreshes the rows, since a batch may take as long as its lease. It also looks at
-the version of the tables: after a migration under its feet a relay does nothing more with them.
+the version of the tables: after a migration under its feet a relay does nothing more with them. And
+at the mark of ``celery-outbox restart``, which ends every relay that has begun before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -29,6 +30,8 @@ __all__ = ["Heartbeat"]
 logger = logging.getLogger(__name__)
 
 EVERY = timedelta(seconds=10)
+#: How often the mark of a restart is looked for.
+LOOK = timedelta(seconds=2)
 #: How long the end of a relay waits for a database that hangs; its row is stale soon anyway.
 PATIENCE = timedelta(seconds=2)
 
@@ -47,21 +50,46 @@ def without_signals() -> Iterator[None]:
 
 
 class Heartbeat:
-    """Says in each database that a relay runs, as long as the ``with`` block lasts."""
+    """Says in each database that a relay runs, as long as the ``with`` block lasts.
 
-    def __init__(self, databases: Sequence[Database], *, every: timedelta = EVERY) -> None:
-        self._databases = databases
+    Args:
+        app: the outbox_name of the relay's app; None: no restart is meant for it.
+        on_restart: called when one is, in a thread of the heartbeat; more than once by several
+            databases.
+    """
+
+    def __init__(
+        self,
+        databases: Sequence[Database],
+        *,
+        app: str | None = None,
+        on_restart: Callable[[], object] = lambda: None,
+        every: timedelta = EVERY,
+    ) -> None:
         self._every = every
+        self._app = app
+        self._on_restart = on_restart
+        self._marks: dict[str, str | None] = {}
         self._name = secrets.token_hex(8)
         self._about = {"host": socket.gethostname(), "pid": os.getpid(), "since": int(time.time())}
+        if app is not None:
+            self._about["app"] = app
         self._begun: set[str] = set()
         self._beginning = {database.name: threading.Lock() for database in databases}
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="celery_outbox heartbeat", daemon=True)
+        # One for each: a database that hangs keeps no other from being seen and restarted.
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=[each], name=f"celery_outbox heartbeat {each.name}", daemon=True
+            )
+            for each in databases
+            if not each.is_for_one_thread
+        ]
 
     def __enter__(self) -> Heartbeat:
         with without_signals():
-            self._thread.start()
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(
@@ -71,7 +99,9 @@ class Heartbeat:
         traceback: TracebackType | None,
     ) -> None:
         self._end.set()
-        self._thread.join(timeout=PATIENCE.total_seconds())
+        ends = time.monotonic() + PATIENCE.total_seconds()
+        for thread in self._threads:
+            thread.join(timeout=max(0.0, ends - time.monotonic()))
 
     def begin(self, database: Database) -> None:
         """Write the row, unless it is there; before that, see that the tables are of this version.
@@ -90,18 +120,33 @@ class Heartbeat:
         if not database.is_for_one_thread:
             database.state.forget_relays(connection)
             database.state.see_relay(connection, self._name, self._about)
+            if self._app is not None and database.name not in self._marks:
+                self._marks[database.name] = database.state.restart(connection, self._app)
 
-    def _run(self) -> None:
-        while not self._end.wait(self._every.total_seconds()):
-            for database in self._here():
+    def _run(self, database: Database) -> None:
+        pause, beaten_at = min(LOOK, self._every).total_seconds(), time.monotonic()
+        while not self._end.wait(pause):
+            self._look(database)
+            is_time = time.monotonic() - beaten_at >= self._every.total_seconds()
+            if is_time and database.name in self._begun:
                 self._beat(database)
-        for database in self._here():
+                beaten_at = time.monotonic()
+        if database.name in self._begun:
             self._remove(database)
 
-    def _here(self) -> Sequence[Database]:
-        return [
-            each for each in self._databases if each.name in self._begun and not each.is_for_one_thread
-        ]
+    def _look(self, database: Database) -> None:
+        """Look for a restart; also after a migration, which often is the reason for one."""
+        app = self._app
+        if app is None or database.name not in self._marks:
+            return
+        try:
+            mark = database.read(lambda connection: database.state.restart(connection, app))
+        except OutboxError as error:
+            logger.debug("No look for a restart in %s: %s", database.name, error)
+            return
+        if mark not in {None, self._marks[database.name]}:
+            self._marks[database.name] = mark
+            self._on_restart()
 
     def _beat(self, database: Database) -> None:
         def work(connection: Connection) -> None:

@@ -36,6 +36,7 @@ class Relay:
     Args:
         databases: those to read, in turn.
         brokers: a maker of publishers for each broker's name; messages for others are left alone.
+        name: the app's outbox_name; its ``celery-outbox restart`` ends the relay.
 
     Raises ConfigurationError when a database's pool has fewer connections than are needed.
     """
@@ -45,16 +46,18 @@ class Relay:
         databases: Sequence[Database],
         brokers: Mapping[str, Callable[[], Publisher]],
         options: RelayOptions,
+        *,
+        name: str | None = None,
     ) -> None:
         self._databases = databases
         self._options = options
         self._threads = _threads(databases, len(brokers), options)
-        self._is_stopped = self._is_paused = self._is_abandoned = False
+        self._is_stopped = self._is_paused = self._is_abandoned = self._is_told = False
         #: Whether it has ended because of its memory.
         self.is_out_of_memory = False
         self._failure: BaseException | None = None
         self._wakeup: Wakeup | None = None
-        self._heartbeat = Heartbeat(databases)
+        self._heartbeat = Heartbeat(databases, app=name, on_restart=self._restart)
         self._connections = Connections(brokers, options.concurrency)
         self._budget = Budget(options.max_jobs)
         self._brokers = list(brokers)
@@ -75,8 +78,8 @@ class Relay:
 
         Asked again, it leaves without waiting.
         """
-        self._is_abandoned = self._is_stopped
-        self._is_stopped = True
+        self._is_abandoned = self._is_told
+        self._is_told = self._is_stopped = True
         self._ring()
 
     def pause(self) -> None:
@@ -127,6 +130,13 @@ class Relay:
         if self._failure is not None:
             raise self._failure
         return self._deliverer.has_worked or not self._options.is_finite
+
+    def _restart(self) -> None:
+        # No stop(): together with a signal it would not wait for what is under way.
+        if not self._is_stopped:
+            logger.info("The relay ends, for somebody has asked for a restart")
+        self._is_stopped = True
+        self._ring()
 
     def _ring(self) -> None:
         if self._wakeup is not None:

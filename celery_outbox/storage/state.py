@@ -1,4 +1,4 @@
-"""The state table: the version of the tables, a migration on its way, and the relays that run.
+"""The state table: the version of the tables, a migration on its way, the relays that run, restarts.
 
 A relay's row says when it was last seen, by the database's clock; how long ago that is, only the
 database says.
@@ -6,7 +6,9 @@ database says.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from ..errors import SchemaError
 from .dialects import Dialect
@@ -24,6 +27,7 @@ __all__ = ["MigrationMark", "RelayRow", "StateStore"]
 _VERSION = "schema"
 _MIGRATION = "migration"
 _RELAY = "relay:"
+_RESTART = "restart:"
 
 #: A relay that has not been seen for so long does not run any more.
 STALE_AFTER = timedelta(seconds=60)
@@ -52,7 +56,7 @@ class RelayRow:
 
     Attributes:
         name: random, one for each run.
-        about: where it runs: ``host``, ``pid``, ``since`` (Unix seconds).
+        about: where it runs: ``host``, ``pid``, ``since`` (Unix seconds); ``app``: its outbox_name.
         seen_ago: how long ago it was last seen.
     """
 
@@ -136,6 +140,14 @@ class StateStore:
             if relay.seen_ago > FORGOTTEN_AFTER:
                 self.remove_relay(connection, relay.name)
 
+    def ask_restart(self, connection: Connection, app: str) -> None:
+        """Ask every relay of an app, by its outbox_name, that has begun before now to end."""
+        self._put(connection, _restart(app), secrets.token_hex(8))
+
+    def restart(self, connection: Connection, app: str) -> str | None:
+        """The mark of the last ``ask_restart``: it is another one after each; None before the first."""
+        return self._get(connection, _restart(app))
+
     def _get(self, connection: Connection, name: str) -> str | None:
         t = self._table
         value: str | None = connection.execute(select(t.c.value).where(t.c.name == name)).scalar()
@@ -144,8 +156,18 @@ class StateStore:
     def _put(self, connection: Connection, name: str, value: str) -> None:
         t, now = self._table, self._dialect.clock()
         changed = connection.execute(update(t).where(t.c.name == name).values(value=value, seen_at=now))
-        if not changed.rowcount:
-            connection.execute(insert(t).values(name=name, value=value, seen_at=now))
+        if changed.rowcount:
+            return
+        try:
+            with connection.begin_nested():
+                connection.execute(insert(t).values(name=name, value=value, seen_at=now))
+        except IntegrityError:  # another process has put it there meanwhile
+            connection.execute(update(t).where(t.c.name == name).values(value=value, seen_at=now))
 
     def _remove(self, connection: Connection, name: str) -> None:
         connection.execute(delete(self._table).where(self._table.c.name == name))
+
+
+def _restart(app: str) -> str:
+    # Names of apps may be as long as the column alone is.
+    return _RESTART + hashlib.sha256(app.encode()).hexdigest()
