@@ -36,6 +36,7 @@ from .capture.view import view_of
 from .config import Settings, check_names, read_settings
 from .errors import ConfigurationError, OptionError
 from .publishing import Publisher
+from .relay.bootstep import attach_bootstep
 from .relay.publishers import publisher_for
 from .storage.database import Database
 from .storage.install import install
@@ -89,6 +90,7 @@ class Outbox:
         self._app = app
         doors.attach(app, self)
         attach_results(app)
+        attach_bootstep(app, self)
         # A pickled app loses its Outbox: where it is unpickled, our options shall be refused.
         app.fixups = {*app.fixups, _FIXUP}
 
