@@ -204,16 +204,18 @@ NO_CONNECTION = NoConnection()
 
 
 def tidied(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what says nothing, and let a priority that is left open come last, for ``virtual``.
+    """Drop what says nothing, and let the priority come last, as ``virtual`` wants it.
 
     Celery gives a call that names a queue all options of ``apply_async`` that it knows, mostly None.
     """
     found = {
         name: value
         for name, value in properties.items()
-        if value is not None or name not in {"immediate", "mandatory", "priority"}
+        if value is not None or name not in {"immediate", "mandatory"}
     }
-    return found if properties.get("priority", 0) is not None else {**found, "priority": None}
+    if "priority" in found:
+        found["priority"] = found.pop("priority")
+    return found
 
 
 def _declared(declare: Any) -> list[Any]:

@@ -7,11 +7,10 @@ each function.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -249,18 +248,8 @@ def _add_to(
 
 def _text_of(message: OutboxMessage) -> str | None:
     """What Kombu would write; None where it must be asked."""
-    parts, priority = EnvelopeParts.of(message.envelope), 0
-    if not can_be_spliced(parts):
-        properties = json.loads(parts.properties)
-        priority = properties.pop("priority", None) or 0
-        parts = replace(parts, properties=json.dumps(properties))
-        if type(priority) is not int or not can_be_spliced(parts):
-            return None
-    text = spliced(parts, message.body, message.expires_in)
-    if priority:
-        before, _, after = text.rpartition('"priority": 0, ')
-        text = f'{before}"priority": {priority}, {after}'
-    return text
+    parts = EnvelopeParts.of(message.envelope)
+    return spliced(parts, message.body, message.expires_in) if can_be_spliced(parts) else None
 
 
 class RowRefusedError(Exception):

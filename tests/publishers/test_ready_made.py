@@ -32,6 +32,7 @@ OPTIONS = {
     "with an exchange": {"queue": Queue(NAME, Exchange("accounts", "direct"), NAME)},
     "with properties of SQS": {"queue": NAME, "MessageGroupId": "tenant-7"},
     "with a deadline": {"queue": NAME, "expires": 100_000},
+    "with a priority": {"queue": NAME, "priority": 6},
     "with a priority of zero": {"queue": NAME, "priority": 0},
 }
 
@@ -49,8 +50,10 @@ def contents(url: str) -> list[dict[str, Any]]:
     if url.startswith("sqs:"):
         found: Contents = {NAME: [envelope(each["Body"]) for each in taken(url, NAME)]}
     else:
-        found = {NAME: take(url, NAME)[NAME]}
-    messages: list[dict[str, Any]] = comparable(found)[NAME]
+        found = take(url, NAME)
+    # Redis has a list for each step of priorities, and sets.
+    lists = {name: value for name, value in comparable(found).items() if isinstance(value, list)}
+    messages = [{**each, "list": name} for name, value in lists.items() for each in value]
     for each in messages:
         if "expiration" in each["properties"]:
             each["properties"]["expiration"] = "later"
@@ -85,7 +88,9 @@ def store(outbox: Outbox, **options: Any) -> None:
     outbox.bulk([task.s(1, 2).set(**options) for _ in range(COUNT)])
 
 
-@pytest.mark.parametrize("name", ["by name", "with properties of SQS", "with a deadline"])
+@pytest.mark.parametrize(
+    "name", ["by name", "with properties of SQS", "with a deadline", "with a priority"]
+)
 def test_kombu_writes_at_most_one_of_many_tasks_with_a_queue_of_their_own(
     name: str,
     broker: str,
@@ -133,6 +138,24 @@ def test_a_priority_inside_of_a_property_stays_where_it_is(
     found = take(redis_url)["celery"]
     assert [each["headers"]["id"] for each in found] == sent
     assert all(each["properties"]["MessageGroupId"] == given for each in found)
+
+
+def test_priorities_of_one_batch_go_to_their_own_lists(
+    redis_url: str, open_outbox: OpenOutbox, sqlite_url: str
+) -> None:
+    outbox = open_outbox(redis_url, sqlite_url)
+    steps = {None: "", 0: "", 3: "\x06\x163", 6: "\x06\x166", 9: "\x06\x169", 5: "\x06\x163"}
+    sent: dict[str, list[str]] = {}
+    for priority in [*steps, *reversed(steps)]:
+        sent.setdefault(f"{NAME}{steps[priority]}", []).append(
+            send(outbox, queue=NAME, priority=priority)
+        )
+    relay_once(outbox)
+    found = take(redis_url)
+    lists = {name: value for name, value in found.items() if isinstance(value, list)}
+    assert {name: [each["headers"]["id"] for each in value] for name, value in lists.items()} == sent
+    told = [each["properties"]["priority"] for each in lists[f"{NAME}\x06\x163"]]
+    assert told == [3, 5, 5, 3]
 
 
 def test_a_stored_priority_of_none_may_stand_anywhere(redis_url: str) -> None:

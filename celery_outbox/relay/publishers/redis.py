@@ -17,7 +17,7 @@ from kombu import Connection
 
 from ...message import ClaimedMessage, EnvelopeParts
 from ...publishing import Outcome
-from ...virtual import can_be_spliced, spliced
+from ...virtual import can_be_spliced, priority_of, spliced
 from .kombu import KombuPublisher, expiration_of, text_of
 
 __all__ = ["RedisPublisher"]
@@ -36,6 +36,8 @@ _UNUSABLE = frozenset(
 
 #: The name and the first argument of a Redis command that takes a message.
 _Target = tuple[str, str]
+#: Where a message is to go, and its priority, which tells the list.
+_Way = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class RedisPublisher(KombuPublisher):
         """Publish in as few round trips as the messages' size allows."""
         errors: dict[int, str] = {}
         unsent: set[int] = set()
-        ways: dict[str, Sequence[_Target]] = {}
+        ways: dict[_Way, Sequence[_Target]] = {}
         pipeline = _Pipeline()
         for index, message in enumerate(messages):
             if not self.is_connected or time.monotonic() >= deadline:
@@ -141,12 +143,13 @@ class RedisPublisher(KombuPublisher):
         self,
         pipeline: _Pipeline,
         message: ClaimedMessage,
-        ways: dict[str, Sequence[_Target]],
+        ways: dict[_Way, Sequence[_Target]],
         read_at: float,
     ) -> None:
         parts = EnvelopeParts.of(message.envelope)
-        targets = ways.get(parts.destination)
-        if targets is not None and can_be_spliced(parts):
+        way, can_splice = (parts.destination, priority_of(parts)), can_be_spliced(parts)
+        targets = ways.get(way)
+        if targets is not None and can_splice:
             expiration = expiration_of(message, read_at)
             pipeline.add(message.id, targets, spliced(parts, message.body, expiration))
             return
@@ -158,8 +161,8 @@ class RedisPublisher(KombuPublisher):
                 pipeline.others[name, key, *arguments] = None
         # One and the same text to all; Kombu makes it once for each.
         pipeline.add(message.id, [target for target, _ in payloads], payloads[0][1])
-        if can_be_spliced(parts) and self._producer_channel.body_encoding == "base64":
-            ways[parts.destination] = [target for target, _ in payloads]
+        if can_splice and self._producer_channel.body_encoding == "base64":
+            ways[way] = [target for target, _ in payloads]
 
     def _written_by_kombu(self, message: ClaimedMessage, read_at: float) -> list[tuple[Any, ...]]:
         """The commands that Kombu would send; declares anew where Redis has lost its bindings."""
