@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from celery_outbox import Outbox
 from celery_outbox.cli import outbox as commands
+from celery_outbox.errors import SchemaError
 from celery_outbox.policy import RetryPolicy
 from celery_outbox.relay.heartbeat import Heartbeat
 from celery_outbox.relay.loop import Relay, RelayOptions
@@ -113,6 +114,30 @@ def test_a_mark_left_while_the_heartbeat_was_refused_is_seen(make_database: Make
         with database.begin() as connection:  # a migration, and the restart after it
             database.state.set_version(connection, 2)
             database.state.ask_restart(connection, "shop")
+        assert restarted.wait(SOON)
+
+
+def test_a_mark_left_just_before_a_database_is_begun_anew_is_seen(make_database: MakeDatabase) -> None:
+    database = make_database()
+    restarted = threading.Event()
+    often = timedelta(seconds=0.5)
+    with Heartbeat([database], app="shop", on_restart=restarted.set, every=often) as heartbeat:
+
+        def is_refused() -> bool:
+            try:
+                heartbeat.begin(database)
+            except SchemaError:
+                return True
+            return False
+
+        heartbeat.begin(database)
+        with database.begin() as connection:
+            database.state.set_version(connection, 2)
+        wait_until(is_refused)
+        with database.begin() as connection:
+            database.state.set_version(connection, 1)
+            database.state.ask_restart(connection, "shop")
+        heartbeat.begin(database)
         assert restarted.wait(SOON)
 
 
