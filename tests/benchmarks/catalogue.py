@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import growing, latency, pinned, publishing, storing
+from tests.benchmarks import growing, latency, pinned, publishing, relaying, storing
 from tests.benchmarks.measuring import Report, Scale
 from tests.benchmarks.stage import Stage
 
@@ -27,5 +27,6 @@ BENCHMARKS = {
     "sqs": Benchmark(run=publishing.publish_sqs, needs=("sqs",)),
     "database": Benchmark(run=publishing.publish_database, needs=("postgresql", "mariadb")),
     "latency": Benchmark(run=latency.measure_latency, needs=("postgresql",)),
+    "relay": Benchmark(run=relaying.relay, needs=("postgresql",)),
     "pinned": Benchmark(run=pinned.pin_postgresql, needs=("postgresql",)),
 }

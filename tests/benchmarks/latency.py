@@ -16,7 +16,6 @@ import redis
 import sqlalchemy as sa
 
 from celery_outbox import Outbox
-from celery_outbox.relay.listener import Listener
 from tests.benchmarks.measuring import Ratio, Report, Scale
 from tests.benchmarks.stage import QUEUE, Stage
 from tests.relay.apps import make_outbox, relaying, send
@@ -85,11 +84,9 @@ def _delivery(stage: Stage, way: Way) -> Iterator[tuple[Outbox, redis.Redis]]:
     url = stage.redis.empty_database()
     engine = sa.create_engine(stage.database_url("postgresql"))
     outbox = make_outbox(url, engine, notify=way.notify)
-    databases = list(outbox.databases.values())
     with (
         closing(redis.Redis.from_url(url)) as client,
-        relaying(outbox, sleep=timedelta(seconds=way.sleep)) as relay,
-        Listener(databases, relay.wake),
+        relaying(outbox, sleep=timedelta(seconds=way.sleep)),
     ):
         yield outbox, client
     outbox.app.close()

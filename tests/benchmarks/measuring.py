@@ -50,6 +50,7 @@ class Scale:
         waiting: rows that wait in PostgreSQL's large table; the other databases get a tenth.
         passing: messages that pass through a table while an old transaction is open.
         publishing: messages that each side publishes to a broker.
+        relaying: messages that a relay process moves.
     """
 
     rounds: int = 9
@@ -59,6 +60,7 @@ class Scale:
     waiting: int = 1_000_000
     passing: int = 30_000
     publishing: int = 20_000
+    relaying: int = 20_000
 
     def shorter(self, times: int) -> "Scale":
         """The same with fewer turns a round."""
@@ -66,7 +68,9 @@ class Scale:
 
 
 FULL = Scale()
-TINY = Scale(rounds=1, turns=1, group=20, few=200, waiting=4000, passing=1000, publishing=20)
+TINY = Scale(
+    rounds=1, turns=1, group=20, few=200, waiting=4000, passing=1000, publishing=20, relaying=300
+)
 
 
 def rounds(turn: Callable[[Stopwatch], None], scale: Scale, warming: int = 10) -> list[Round]:

@@ -393,7 +393,7 @@ def test_a_relay_delivers_at_once_however_long_it_sleeps(
 ) -> None:
     outbox = open_outbox(redis_url, postgresql_url)
     database = outbox.databases["default"]
-    with relaying(outbox, sleep=timedelta(hours=1)) as relay, Listener([database], relay.wake):
+    with relaying(outbox, sleep=timedelta(hours=1)):
         wait_until(lambda: listeners(database))
         sent = [send(outbox)]
         wait_until(lambda: task_ids(redis_url) == sent, interval=0.005)
