@@ -51,6 +51,8 @@ _QUOTING = re.compile(r"\n(?:LINE \d+|DETAIL|CONTEXT):")
 
 # Engines that the outbox works on; no connection of theirs may cross a fork.
 _used: weakref.WeakSet[Engine] = weakref.WeakSet()
+# Their locks may be held at a fork, by threads that the child does not have.
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
 def is_own(connection: Connection) -> bool:
@@ -88,6 +90,7 @@ class Database:
         self._urls: dict[int, tuple[URL, bool]] = {}
         self._is_server_checked = False
         self._first_use = threading.RLock()
+        _databases.add(self)
         self._identity = _identity(self.url)
         self._identities: weakref.WeakKeyDictionary[Engine, object] = weakref.WeakKeyDictionary()
         self._own = source if isinstance(source, Engine) else self._open()
@@ -303,6 +306,8 @@ def _after_fork_in_child() -> None:
     # connection in the pool. A database in memory is left alone (it would be gone).
     for engine in list(_used):
         engine.dispose(close=False)
+    for database in list(_databases):
+        database._first_use = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -213,3 +213,36 @@ def test_a_transaction_open_before_the_package_was_imported_is_refused(sqlite_sh
     printed = run_python(IMPORTED_LATE, str(sqlite_shop.engine.url), preface="")
     assert printed.split() == ["TransactionError", "TransactionError"]
     assert (sqlite_shop.orders, sqlite_shop.tasks) == ([], ["later"])
+
+
+FORK_DURING_THE_FIRST_USE = """
+import signal, threading
+from celery_outbox.storage.database import Database
+from celery_outbox.storage.install import install
+install(Database("default", engine, "celery_outbox"))
+database = Database("default", engine, "celery_outbox")
+inside, leave = threading.Event(), threading.Event()
+
+@sa.event.listens_for(engine, "checkout")
+def wait(*_):
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        leave.wait(30)
+
+asking = threading.Thread(target=lambda: database.read(lambda connection: None))
+asking.start()
+assert inside.wait(30)
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # ends a child that waits for ever
+    database.read(lambda connection: None)
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+leave.set()
+asking.join(30)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_child_does_not_wait_for_a_lock_that_a_thread_held_at_the_fork(sqlite_url: str) -> None:
+    assert run_python(FORK_DURING_THE_FIRST_USE, sqlite_url).strip() == "0"
