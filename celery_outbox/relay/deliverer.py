@@ -8,6 +8,7 @@ claimed before it are under way, so that one thread at a time keeps their order.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class Deliverer:
         self.settler = Settler(turns, budget, keep=options.keep)
         self._outages = Outages()
         self._warned: set[str] = set()
+        self._holding: set[int] = set()
 
     def serve(self, turn: Turn, limit: int | None = None) -> Served:
         """Deliver one batch of at most ``limit`` messages; never raises what can go wrong here."""
@@ -103,6 +105,13 @@ class Deliverer:
                 if each.database is turn.database:
                     each.horizon.forget()
             return Served()
+        finally:
+            self._holding.discard(threading.get_ident())
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether a batch is between its claim and its settlement."""
+        return bool(self._holding)
 
     def _serve(self, turn: Turn, limit: int) -> Served:
         """Deliver a batch, and as long as nobody else waits for this thread, the next ones."""
@@ -114,6 +123,7 @@ class Deliverer:
                 self._outages.end("database", turn.database.name)
                 if claim is None or not claim.messages:
                     return served
+                self._holding.add(threading.get_ident())
                 # Held until it is its turn to be published.
                 publisher = self._acquire(turn.broker)
             try:

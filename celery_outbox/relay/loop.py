@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE = timedelta(seconds=1)
 #: How long the end waits for batches that are under way; longer than a publisher waits for an answer.
 STOP_SECONDS = 45.0
+#: The same, when all that is waited for is an answer that nothing depends on.
+ANSWER_SECONDS = 1.5
 
 
 class Relay:
@@ -222,14 +224,17 @@ class Relay:
     def _join(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for what is under way, but not for ever, and not when told so again."""
         assert self._wakeup is not None  # noqa: S101 - run() has made it
-        ends = time.monotonic() + STOP_SECONDS
+        began = time.monotonic()
         while any(thread.is_alive() for thread in threads):
-            if self._is_abandoned or time.monotonic() >= ends:
+            has_batches = self._deliverer.has_batches
+            patience = STOP_SECONDS if has_batches else ANSWER_SECONDS
+            if self._is_abandoned or time.monotonic() >= began + patience:
                 self._is_abandoned = True
-                logger.warning(
-                    "The relay leaves a batch behind that is under way; it is delivered again when its "
-                    "lease is over"
-                )
+                if has_batches:
+                    logger.warning(
+                        "The relay leaves a batch behind that is under way; it is delivered again when "
+                        "its lease is over"
+                    )
                 return
             self._wakeup.wait(timedelta(seconds=0.1))
 

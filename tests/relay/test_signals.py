@@ -105,6 +105,28 @@ def test_a_relay_that_waits_for_its_database_ends_at_once(
         assert_ends_at_once(relay, number)
 
 
+@pytest.mark.parametrize("is_of_the_broker", [False, True])
+def test_a_relay_that_waits_for_an_answer_that_does_not_come_ends_soon(
+    is_of_the_broker: bool,
+    shop: Outbox,
+    broker: TcpProxy,
+    database: TcpProxy,
+    env: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    wire = broker if is_of_the_broker else database
+    wire.stall()
+    send(shop)
+    with running(outbox_command("relay", "--sleep", "0.1s"), tmp_path, env) as relay:
+        relay.wait_for("Relaying from")
+        wait_until(lambda: wire.live, 30, "the question")
+        began = time.monotonic()
+        relay.send(signal.SIGTERM)
+        assert relay.wait() == 0, relay.output
+        assert time.monotonic() - began < 5
+        assert "leaves a batch behind" not in relay.output
+
+
 def test_a_paused_relay_takes_nothing_until_it_is_told_to_go_on(
     shop: Outbox, database: TcpProxy, env: dict[str, str], redis_url: str, tmp_path: Path
 ) -> None:
