@@ -1,7 +1,6 @@
 """Kombu's database transport: whole batches in one transaction, as Kombu would have written them."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,13 +11,11 @@ import sqlalchemy as sa
 from kombu import Connection, Exchange, Queue
 from sqlalchemy import event
 
-from celery_outbox.publishing import Publisher
 from celery_outbox.relay.publishers.kombu import KombuPublisher
-from tests.processes import HOST
 from tests.proxy import TcpProxy
-from tests.publishers.batches import connected, message, publish
+from tests.publishers.batches import message, publish
+from tests.publishers.conftest import OpenPublisher
 from tests.relay.wire import database_connection, database_envelopes
-from tests.waiting import wait_until
 
 # Kombu's tables use what SQLAlchemy 2.1 calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")
@@ -51,20 +48,6 @@ MESSAGES: Mapping[str, Mapping[str, Any]] = {
 def url(database_url: str) -> str:
     """A broker's URL, on each of the three databases in turn."""
     return f"sqla+{database_url}"
-
-
-@pytest.fixture
-def connect() -> Iterator[Callable[..., Publisher]]:
-    """Make publishers, which are closed when the test ends."""
-    publishers: list[Publisher] = []
-
-    def make(url: str, **options: Any) -> Publisher:
-        publishers.append(connected(url, transport_options=options))
-        return publishers[-1]
-
-    yield make
-    for publisher in publishers:
-        publisher.close()
 
 
 def table(url: str, name: str = "kombu_message") -> list[dict[str, Any]]:
@@ -110,7 +93,7 @@ def before_statement(beginning: str, action: Callable[[], Any]) -> Iterator[None
 
 
 def test_a_batch_is_what_kombu_writes_one_by_one(
-    url: str, connect: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+    url: str, open_publisher: OpenPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     messages = [message(**options) for options in MESSAGES.values() for _ in range(3)]
@@ -122,27 +105,25 @@ def test_a_batch_is_what_kombu_writes_one_by_one(
     assert len(expected) == len(messages) + 3
     with database_connection(url) as connection:
         connection.execute(sa.text("DELETE FROM kombu_message"))
-    assert publish(connect(url), messages).accepted == {each.id for each in messages}
+    assert publish(open_publisher(url), messages).accepted == {each.id for each in messages}
     assert [untagged(row) for row in table(url)] == expected
 
 
-def test_kombu_reads_them_in_the_order_of_the_batch(
-    url: str, connect: Callable[..., Publisher]
-) -> None:
+def test_kombu_reads_them_in_the_order_of_the_batch(url: str, open_publisher: OpenPublisher) -> None:
     messages = [message(body=b"%d" % number) for number in range(700)]
-    assert publish(connect(url), messages).accepted == {each.id for each in messages}
+    assert publish(open_publisher(url), messages).accepted == {each.id for each in messages}
     assert ids(url) == [each.task_id for each in messages]
     with Connection(url) as broker:
         first = broker.default_channel.basic_get("celery", no_ack=True)
         assert (first.headers["id"], first.body) == (messages[0].task_id, b"0")
 
 
-def test_the_tables_are_made_as_kombu_makes_them(url: str, connect: Callable[..., Publisher]) -> None:
+def test_the_tables_are_made_as_kombu_makes_them(url: str, open_publisher: OpenPublisher) -> None:
     with Connection(url) as broker:
         broker.default_channel.queue_declare("celery")
         broker.default_channel.session.close()
     kombus = described(url)
-    publisher = connect(url)
+    publisher = open_publisher(url)
     with database_connection(url) as connection:
         # As when somebody empties the database of a relay that runs.
         sa.inspect(connection)
@@ -180,11 +161,11 @@ def described(url: str) -> dict[str, Any]:
 
 
 def test_each_broker_has_the_tables_that_its_options_name(
-    url: str, connect: Callable[..., Publisher]
+    url: str, open_publisher: OpenPublisher
 ) -> None:
     names = {"queue_tablename": "waiting_queue", "message_tablename": "waiting message"}
     sent = message()
-    assert publish(connect(url, **names), [sent]).accepted == {sent.id}
+    assert publish(open_publisher(url, **names), [sent]).accepted == {sent.id}
     with database_connection(url) as connection:
         assert not sa.inspect(connection).has_table("kombu_message")
         quoted = connection.dialect.identifier_preparer.quote("waiting message")
@@ -204,8 +185,8 @@ FORBID = {
 }
 
 
-def test_what_the_database_refuses_holds_no_other(url: str, connect: Callable[..., Publisher]) -> None:
-    publisher = connect(url)
+def test_what_the_database_refuses_holds_no_other(url: str, open_publisher: OpenPublisher) -> None:
+    publisher = open_publisher(url)
     with database_connection(url) as connection:
         connection.exec_driver_sql(FORBID[connection.dialect.name].replace("%", "%%"), ())
     messages = [
@@ -220,20 +201,20 @@ def test_what_the_database_refuses_holds_no_other(url: str, connect: Callable[..
     assert publisher.is_connected
 
 
-def test_what_cannot_be_written_holds_no_other(url: str, connect: Callable[..., Publisher]) -> None:
+def test_what_cannot_be_written_holds_no_other(url: str, open_publisher: OpenPublisher) -> None:
     strange = {"headers": {"when": datetime.now(UTC)}}
     messages = [message(), message(**strange), message(), message(**strange), message()]
-    outcome = publish(connect(url), messages)
+    outcome = publish(open_publisher(url), messages)
     assert list(outcome.errors) == [messages[1].id, messages[3].id]
     assert all("not JSON serializable" in text for text in outcome.errors.values())
     assert ids(url) == [messages[0].task_id, messages[2].task_id, messages[4].task_id]
 
 
-def test_an_exchange_without_a_queue_takes_nothing(url: str, connect: Callable[..., Publisher]) -> None:
+def test_an_exchange_without_a_queue_takes_nothing(url: str, open_publisher: OpenPublisher) -> None:
     nowhere = Exchange("nowhere", "direct")
     lost = message(exchange=nowhere, routing_key="x", declare=[nowhere])
     sent = message()
-    outcome = publish(connect(url), [lost, sent])
+    outcome = publish(open_publisher(url), [lost, sent])
     assert list(outcome.errors) == [lost.id]
     assert "expected a queue bound" in outcome.errors[lost.id]
     assert ids(url) == [sent.task_id]
@@ -241,20 +222,20 @@ def test_an_exchange_without_a_queue_takes_nothing(url: str, connect: Callable[.
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])  # SQLite takes any name
 def test_a_queue_whose_name_is_too_long_holds_no_other(
-    server: str, request: pytest.FixtureRequest, connect: Callable[..., Publisher]
+    server: str, request: pytest.FixtureRequest, open_publisher: OpenPublisher
 ) -> None:
     url = f"sqla+{request.getfixturevalue(f'{server}_url')}"
     messages = [message(), message("q" * 201), message("other")]
-    outcome = publish(connect(url), messages)
+    outcome = publish(open_publisher(url), messages)
     assert list(outcome.errors) == [messages[1].id]
     assert "too long" in outcome.errors[messages[1].id]
     assert outcome.accepted == {messages[0].id, messages[2].id}
 
 
-def test_mariadb_cuts_no_message(mariadb_url: str, connect: Callable[..., Publisher]) -> None:
+def test_mariadb_cuts_no_message(mariadb_url: str, open_publisher: OpenPublisher) -> None:
     url = f"sqla+{mariadb_url}"
     careless = {"connect_args": {"init_command": "SET SESSION sql_mode = ''"}}
-    publisher = connect(url, **careless)
+    publisher = open_publisher(url, **careless)
     messages = [message(), message(body=b"x" * 60_000), message()]
     outcome = publish(publisher, messages)
     assert list(outcome.errors) == [messages[1].id]
@@ -269,11 +250,9 @@ def test_mariadb_cuts_no_message(mariadb_url: str, connect: Callable[..., Publis
 # Others who are in the way
 
 
-def test_a_locked_database_keeps_the_messages(
-    sqlite_url: str, connect: Callable[..., Publisher]
-) -> None:
+def test_a_locked_database_keeps_the_messages(sqlite_url: str, open_publisher: OpenPublisher) -> None:
     url = f"sqla+{sqlite_url}"
-    publisher = connect(url, connect_args={"timeout": 0.1})
+    publisher = open_publisher(url, connect_args={"timeout": 0.1})
     messages = [message(), message()]
     with database_connection(url) as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -292,10 +271,10 @@ def test_a_locked_database_keeps_the_messages(
     ],
 )
 def test_a_locked_table_keeps_the_messages(
-    server: str, options: Any, request: pytest.FixtureRequest, connect: Callable[..., Publisher]
+    server: str, options: Any, request: pytest.FixtureRequest, open_publisher: OpenPublisher
 ) -> None:
     url = f"sqla+{request.getfixturevalue(f'{server}_url')}"
-    publisher = connect(url, **options)
+    publisher = open_publisher(url, **options)
     publish(publisher, [message()])
     lock = {"postgresql": "LOCK TABLE kombu_message", "mariadb": "LOCK TABLES kombu_message WRITE"}
     sent = message()
@@ -310,10 +289,10 @@ def test_a_locked_table_keeps_the_messages(
 
 @pytest.mark.parametrize("server", ["postgresql", "mariadb"])  # SQLite has one writer at a time
 def test_a_queue_that_somebody_else_makes_at_the_same_moment_is_used(
-    server: str, request: pytest.FixtureRequest, connect: Callable[..., Publisher]
+    server: str, request: pytest.FixtureRequest, open_publisher: OpenPublisher
 ) -> None:
     url = f"sqla+{request.getfixturevalue(f'{server}_url')}"
-    publisher = connect(url)
+    publisher = open_publisher(url)
 
     def make_it_too() -> None:
         with database_connection(url) as connection:
@@ -325,8 +304,8 @@ def test_a_queue_that_somebody_else_makes_at_the_same_moment_is_used(
     assert [row["queue_id"] for row in table(url)] == [77]
 
 
-def test_a_queue_that_was_deleted_is_made_again(url: str, connect: Callable[..., Publisher]) -> None:
-    publisher = connect(url)
+def test_a_queue_that_was_deleted_is_made_again(url: str, open_publisher: OpenPublisher) -> None:
+    publisher = open_publisher(url)
     messages = [message(), message("other")]
     publish(publisher, messages)
     with database_connection(url) as connection:
@@ -339,20 +318,20 @@ def test_a_queue_that_was_deleted_is_made_again(url: str, connect: Callable[...,
 
 
 def test_names_that_the_database_takes_for_one_are_one_queue(
-    mariadb_url: str, connect: Callable[..., Publisher]
+    mariadb_url: str, open_publisher: OpenPublisher
 ) -> None:
     url = f"sqla+{mariadb_url}"
     messages = [message("orders"), message("Orders")]
-    assert publish(connect(url), messages).accepted == {each.id for each in messages}
+    assert publish(open_publisher(url), messages).accepted == {each.id for each in messages}
     (queue,) = table(url, "kombu_queue")
     assert queue["name"] in {"orders", "Orders"}
     assert ids(url, queue["name"]) == [each.task_id for each in messages]
 
 
-def test_no_transaction_stays_open(postgresql_url: str, connect: Callable[..., Publisher]) -> None:
+def test_no_transaction_stays_open(postgresql_url: str, open_publisher: OpenPublisher) -> None:
     url = f"sqla+{postgresql_url}"
     for _ in range(2):
-        publish(connect(url), [message(), message(**MESSAGES["topic"])])
+        publish(open_publisher(url), [message(), message(**MESSAGES["topic"])])
     with database_connection(url) as connection:
         states = connection.scalars(
             sa.text(
@@ -366,16 +345,16 @@ def test_no_transaction_stays_open(postgresql_url: str, connect: Callable[..., P
 # The lease, and the wire
 
 
-def test_nothing_is_sent_after_the_lease(url: str, connect: Callable[..., Publisher]) -> None:
+def test_nothing_is_sent_after_the_lease(url: str, open_publisher: OpenPublisher) -> None:
     messages = [message(), message()]
-    assert publish(connect(url), messages, seconds=-1).unsent == {each.id for each in messages}
+    assert publish(open_publisher(url), messages, seconds=-1).unsent == {each.id for each in messages}
     assert database_envelopes(url) == []
 
 
 def test_nothing_is_committed_after_the_lease(
-    url: str, connect: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+    url: str, open_publisher: OpenPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publisher = connect(url)
+    publisher = open_publisher(url)
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
 
@@ -389,88 +368,3 @@ def test_nothing_is_committed_after_the_lease(
     assert publisher.is_connected
     assert ids(url) == []
     assert publish(publisher, messages).accepted == {each.id for each in messages}
-
-
-@pytest.fixture(params=["postgresql", "mariadb"])
-def wire(request: pytest.FixtureRequest, tcp_proxy: MakeProxy) -> tuple[TcpProxy, str, str]:
-    """A proxy before a database; the broker's URL through it, and past it."""
-    direct: str = request.getfixturevalue(f"{request.param}_url")
-    port = sa.make_url(direct).port
-    assert port is not None
-    proxy = tcp_proxy(HOST, port)
-    return proxy, f"sqla+{proxy.through(direct)}", f"sqla+{direct}"
-
-
-def test_connecting_to_a_dead_database_fails(
-    wire: tuple[TcpProxy, str, str], connect: Callable[..., Publisher]
-) -> None:
-    proxy, url, direct = wire
-    publisher = connect(url)
-    publisher.close()
-    proxy.refuse()
-    proxy.cut()
-    with pytest.raises(sa.exc.OperationalError):
-        publisher.connect()
-    assert not publisher.is_connected
-    proxy.listen()
-    publisher.connect()
-    sent = message()
-    assert publish(publisher, [sent]).accepted == {sent.id}
-    assert ids(direct) == [sent.task_id]
-
-
-def assert_nothing_was_sent_and_all_is_when_back(
-    publisher: Publisher, direct: str, cutting: Any
-) -> None:
-    messages = [message(), message()]
-    with cutting:
-        outcome = publish(publisher, messages)
-    assert outcome.unsent == {each.id for each in messages}
-    assert outcome.is_connection_lost
-    assert ids(direct) == []
-    publisher.connect()
-    assert publish(publisher, messages).accepted == {each.id for each in messages}
-    assert ids(direct) == [each.task_id for each in messages]
-
-
-@pytest.mark.parametrize("where", ["SELECT kombu_queue", "INSERT INTO kombu_message"])
-def test_what_was_cut_off_before_the_commit_was_not_sent(
-    where: str, wire: tuple[TcpProxy, str, str], connect: Callable[..., Publisher]
-) -> None:
-    proxy, url, direct = wire
-    publisher = connect(url)
-    publish(publisher, [message("other")])
-    cutting = before_statement(where, proxy.cut)
-    assert_nothing_was_sent_and_all_is_when_back(publisher, direct, cutting)
-
-
-def test_nothing_is_accepted_when_the_commit_was_not_answered(
-    wire: tuple[TcpProxy, str, str], connect: Callable[..., Publisher]
-) -> None:
-    proxy, url, direct = wire
-    publisher = connect(url)
-    messages = [message(), message()]
-    first = message()
-    publish(publisher, [first])
-
-    def cut_once_it_has_arrived() -> None:
-        wait_until(lambda: len(ids(direct)) == 3, message="the commit")
-        proxy.cut()
-
-    cutting = threading.Thread(target=cut_once_it_has_arrived)
-
-    def hold(connection: Any) -> None:
-        if not cutting.ident and connection.engine.url.port == proxy.port:
-            proxy.hold_replies()
-            cutting.start()
-
-    with listening("commit", hold):
-        outcome = publish(publisher, messages)
-    cutting.join()
-    assert set(outcome.errors) == {each.id for each in messages}
-    assert all("is not known" in text for text in outcome.errors.values())
-    assert outcome.is_connection_lost
-    proxy.resume()
-    publisher.connect()
-    assert publish(publisher, messages).accepted == {each.id for each in messages}
-    assert ids(direct) == [first.task_id, *[each.task_id for each in messages] * 2]
