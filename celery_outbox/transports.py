@@ -56,7 +56,8 @@ class Dispatch:
     """A finished message that is about to be stored, as a transport may change it.
 
     Attributes:
-        task: the task object; None when this process knows none of that name.
+        task: the task object; None when this process knows none of that name, or has not made it yet:
+            making it at a dispatch by name would change what Celery sends.
         task_name: as people know it.
         queue: the destination as people know it.
         envelope: where it goes, and with what headers and properties.

@@ -146,7 +146,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         countdown, eta = (None, None) if is_event else self._delay(about.get("eta"))
         dispatch = request.transport.prepare(
             Dispatch(
-                task=None if is_event else self._app.tasks.get(task_name),
+                task=None if is_event else self._app._tasks.get(task_name),
                 task_name=task_name,
                 queue=_destination(envelope),
                 envelope=envelope,

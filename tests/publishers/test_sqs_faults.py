@@ -267,7 +267,9 @@ def test_an_interrupt_passes_through_and_leaves_no_thread(
 
     def interrupt() -> None:
         wait_until(lambda: len(stub.batches()) == 2)
-        signal.raise_signal(signal.SIGINT)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
         answered.set()
 
     beside = threading.Thread(target=interrupt)
