@@ -56,8 +56,7 @@ class Dispatch:
     """A finished message that is about to be stored, as a transport may change it.
 
     Attributes:
-        task: the task object; None when this process knows none of that name, or has not made it yet:
-            making it at a dispatch by name would change what Celery sends.
+        task: the task object; None when this process knows none of that name.
         task_name: as people know it.
         queue: the destination as people know it.
         envelope: where it goes, and with what headers and properties.
@@ -100,6 +99,9 @@ class Transport:
 
     #: Its messages live in this process only: no other process can relay to it.
     is_in_process: bool = False
+    #: Whether ``prepare`` is to be told the task. A task that is dispatched by its name alone is made
+    #: for that, which is why it is only done for transports of the user's own.
+    sees_tasks: bool = False
     #: Its messages outlive a restart of the broker.
     is_persistent: ClassVar[bool] = True
     #: Its messages are rows of this database.
@@ -305,8 +307,11 @@ def describe(
         max_delay: overrides how early delayed messages may leave.
         custom: classes by URL scheme that beat those known here.
     """
-    chosen = (custom or {}).get(scheme_of(connection)) or _KINDS.get(kind_of(connection), Transport)
-    return chosen(connection, max_delay)
+    own = (custom or {}).get(scheme_of(connection))
+    chosen = own or _KINDS.get(kind_of(connection), Transport)
+    transport = chosen(connection, max_delay)
+    transport.sees_tasks = own is not None
+    return transport
 
 
 def resolved(scheme: str, named: Any) -> type[Transport]:

@@ -146,7 +146,7 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
         countdown, eta = (None, None) if is_event else self._delay(about.get("eta"))
         dispatch = request.transport.prepare(
             Dispatch(
-                task=None if is_event else self._app._tasks.get(task_name),
+                task=None if is_event else self._task(task_name),
                 task_name=task_name,
                 queue=_destination(envelope),
                 envelope=envelope,
@@ -172,6 +172,11 @@ class OutboxProducer(Producer):  # type: ignore[misc]  # Kombu is not typed
             retry=request.retry,
             kombu_queue=request.transport.kombu_queue(dispatch) if request.is_beside else None,
         )
+
+    def _task(self, name: str) -> Any:
+        # ``tasks`` makes those that nothing has used yet.
+        known = self._app.tasks if self._request.transport.sees_tasks else self._app._tasks
+        return known.get(name)
 
     def _delay(self, header: Any) -> tuple[float | None, datetime | None]:
         """The delay as (relative, absolute): what the header says, which a handler may have changed.
