@@ -209,6 +209,7 @@ def test_a_busy_database_holds_up_no_other(
                 add(outbox.databases["free"], make_message(f"{number}"))
                 wait_until(lambda: not rows_of(outbox.databases["free"]), message="a delivery")
             assert len(task_ids(redis_url)) == 3
+            wait_until(lambda: "'busy' cannot be used" in caplog.text, message="the outage")
             connection.rollback()
             wait_until(lambda: "late" in task_ids(redis_url), message="the late delivery")
     assert caplog.text.count("The database 'busy' cannot be used, trying again") == 1
