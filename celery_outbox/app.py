@@ -313,4 +313,7 @@ class Outbox:
 
     def publisher(self, broker: str) -> Publisher:
         """A publisher, not yet connected, for a broker by its name; what a relay uses."""
-        return publisher_for(self.brokers.connection(broker), self.brokers.transport(broker))
+        brokers = self.brokers
+        return publisher_for(
+            brokers.connection(broker), brokers.transport(broker), self.app.amqp.queues
+        )

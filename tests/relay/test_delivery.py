@@ -9,6 +9,7 @@ import kombu
 import pytest
 import redis
 import sqlalchemy as sa
+from celery import Celery
 from kombu import Exchange, Queue
 
 from celery_outbox import Outbox
@@ -189,6 +190,25 @@ def test_a_conflicting_declaration_stops_only_its_own_queue(
     assert task_ids(rabbitmq_url, "q2") == mine["q2"]
     assert [row.task_id for row in rows(rabbit_outbox)] == mine["q1"]
     assert all("x-max-priority" in row.error for row in rows(rabbit_outbox))
+
+
+def test_a_conflict_ends_when_the_relays_configuration_is_set_right(
+    rabbit_outbox: Outbox, rabbitmq_url: str
+) -> None:
+    arguments = {"x-max-priority": 10}
+    with amqp_connection(rabbitmq_url) as connection:
+        connection.channel().queue_declare("q1", durable=True, auto_delete=False, arguments=arguments)
+    usual, odd = send(rabbit_outbox, queue="q1"), send(rabbit_outbox, queue="q1", app_id="shop")
+    relay_once(rabbit_outbox)
+    assert len(rows(rabbit_outbox)) == 2
+    app = Celery("shop", broker=rabbitmq_url, set_as_current=False)
+    app.conf.task_queues = [Queue("q1", Exchange("q1"), "q1", queue_arguments=arguments)]
+    restarted = Outbox(app, databases=dict(rabbit_outbox.settings.databases))
+    make_due(rabbit_outbox)
+    relay_once(restarted)
+    assert rows(rabbit_outbox) == []
+    assert sorted(task_ids(rabbitmq_url, "q1")) == sorted([usual, odd])
+    app.close()
 
 
 @pytest.fixture

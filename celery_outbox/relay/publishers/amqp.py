@@ -17,12 +17,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from amqp import spec
-from kombu import Connection, Producer
+from amqp import PreconditionFailed, spec
+from kombu import Connection, Producer, Queue
 
 from ...message import ClaimedMessage, Envelope, EnvelopeParts
 from ...publishing import Outcome
 from ...virtual import can_be_spliced
+from .amqp_flight import Answer, Flight
 from .delayed import with_delay_left
 from .kombu import KombuPublisher, expiration_of, text_of
 
@@ -55,7 +56,7 @@ class AMQPPublisher(KombuPublisher):
         super().__init__(connection)
         self._seconds: float = options.get("read_timeout") or ANSWER_SECONDS
         self.publish_options = {"mandatory": True, "timeout": self._seconds}
-        self._flight = _Flight()
+        self._flight = Flight()
         self._declared: set[str] = set()
         self._is_blocked = self._was_blocked = False
 
@@ -67,7 +68,7 @@ class AMQPPublisher(KombuPublisher):
         self, messages: Sequence[ClaimedMessage], *, deadline: float, read_at: float
     ) -> Outcome:
         """Publish all, and wait for all confirmations."""
-        answer = _Answer()
+        answer = Answer()
         self.keep_alive()
         pending = self._declarable(messages, answer)
         is_alone, has_declared_again = False, False
@@ -153,7 +154,7 @@ class AMQPPublisher(KombuPublisher):
 
     def _open(self, channel: Any) -> Producer:
         """Begin to count what is published on a new channel, as the broker does."""
-        self._flight = flight = _Flight()
+        self._flight = flight = Flight()
         channel.events["basic_ack"].add(flight.acknowledge)
         channel.events["basic_nack"].add(flight.refuse)
         channel.events["basic_return"].add(flight.take_back)
@@ -165,7 +166,7 @@ class AMQPPublisher(KombuPublisher):
         self._declared.clear()
         self._connection.declared_entities.clear()
 
-    def _declarable(self, messages: Sequence[ClaimedMessage], answer: _Answer) -> list[ClaimedMessage]:
+    def _declarable(self, messages: Sequence[ClaimedMessage], answer: Answer) -> list[ClaimedMessage]:
         """Declare what the messages need, while none is on its way; return those that can be sent."""
         refused: dict[str, str] = {}
         sendable: list[ClaimedMessage] = []
@@ -173,7 +174,7 @@ class AMQPPublisher(KombuPublisher):
             try:
                 destination = EnvelopeParts.of(message.envelope).destination
                 if destination not in refused and self._can_send:
-                    self._declare(destination)
+                    self._declare_or_follow(destination)
             except Exception as error:  # noqa: BLE001 - one destination never holds the others
                 self._recover(error)
                 if not self.is_connected:
@@ -189,22 +190,39 @@ class AMQPPublisher(KombuPublisher):
                 sendable.append(message)
         return sendable
 
-    def _declare(self, destination: str) -> None:
+    def _declare_or_follow(self, destination: str) -> None:
+        """Declare what was stored; where that conflicts with what is there, what is configured now."""
         if destination in self._declared:
             return
-        envelope, channel = Envelope.from_text(destination), self._producer_of_now.channel
-        for entity in envelope.declare:
+        envelope = Envelope.from_text(destination)
+        configured = [
+            self.queues.get(each.name, each) if isinstance(each, Queue) else each
+            for each in envelope.declare
+        ]
+        try:
+            self._declare(envelope, envelope.declare)
+        except PreconditionFailed as error:
+            if configured == list(envelope.declare):
+                raise
+            self._recover(error)
+            if not self._can_send:
+                return
+            self._declare(envelope, configured)
+        self._declared.add(destination)
+
+    def _declare(self, envelope: Envelope, entities: Sequence[Any]) -> None:
+        channel = self._producer_of_now.channel
+        for entity in entities:
             # maybe_declare() would take queues of one name for the same, whatever they are bound to.
             entity.bind(channel).declare()
         if exchange := getattr(envelope.exchange, "name", envelope.exchange):
             # For one that is missing the broker closes the channel: better before a batch is sent.
             channel.exchange_declare(exchange, "direct", passive=True)
-        self._declared.add(destination)
 
     def _publish(
         self,
         group: Sequence[ClaimedMessage],
-        answer: _Answer,
+        answer: Answer,
         deadline: float,
         read_at: float,
     ) -> tuple[list[ClaimedMessage], str]:
@@ -241,7 +259,7 @@ class AMQPPublisher(KombuPublisher):
         answer.errors.update((row, f"{_BLOCKED} {_UNKNOWN}") for row in flight.rows)
         return [], ""
 
-    def _depart(self, message: ClaimedMessage, flight: _Flight, read_at: float) -> None:
+    def _depart(self, message: ClaimedMessage, flight: Flight, read_at: float) -> None:
         flight.depart(message)
         try:
             self._send(message, read_at)
@@ -255,7 +273,8 @@ class AMQPPublisher(KombuPublisher):
         """What Kombu does for a message as Celery makes it, and nothing else."""
         parts = EnvelopeParts.of(message.envelope)
         if not can_be_spliced(parts):
-            super()._send(message, read_at)
+            declared = replace(Envelope.from_text(message.envelope), declare=())
+            super()._send(replace(message, envelope=declared.to_text()), read_at)
             return
         properties = parts.read_properties()
         if (expiration := expiration_of(message, read_at)) is not None:
@@ -282,7 +301,7 @@ class AMQPPublisher(KombuPublisher):
         )
         return errors
 
-    def _await(self, flight: _Flight) -> None:
+    def _await(self, flight: Flight) -> None:
         """Read until everything is confirmed, or the broker has blocked the connection.
 
         Raises TimeoutError when that takes too long.
@@ -305,86 +324,3 @@ def _way(destination: str) -> Envelope:
     """Where messages of one destination go, the exchange by its name."""
     envelope = Envelope.from_text(destination)
     return replace(envelope, exchange=getattr(envelope.exchange, "name", envelope.exchange))
-
-
-class _Answer:
-    """What is known of each row so far."""
-
-    def __init__(self) -> None:
-        self.accepted: set[int] = set()
-        self.errors: dict[int, str] = {}
-        self.returned: dict[int, str] = {}
-        self.unsent: set[int] = set()
-
-    @property
-    def known(self) -> set[int]:
-        """The rows of which something is known."""
-        return {*self.accepted, *self.errors, *self.returned, *self.unsent}
-
-
-class _Flight:
-    """What was published on one channel and is not confirmed yet.
-
-    The broker numbers the messages of a channel from 1 on, and confirms them in any order.
-    """
-
-    def __init__(self) -> None:
-        self._last_tag = 0
-        self._messages: dict[int, ClaimedMessage] = {}
-        self._accepted: set[int] = set()
-        self._refused: dict[int, str] = {}
-        self._returned: dict[int, str] = {}
-
-    @property
-    def rows(self) -> list[int]:
-        """Whose messages are on their way."""
-        return [message.id for message in self._messages.values()]
-
-    def depart(self, message: ClaimedMessage) -> None:
-        """A message goes on its way; its confirmation may come while it is being sent."""
-        self._last_tag += 1
-        self._messages[self._last_tag] = message
-
-    def turn_back(self) -> None:
-        """The last one never left."""
-        del self._messages[self._last_tag]
-        self._last_tag -= 1
-
-    def acknowledge(self, tag: int, multiple: bool) -> None:
-        """The broker has taken one message, or all up to one."""
-        self._accepted.update(self._landed(tag, multiple=multiple))
-
-    def refuse(self, tag: int, multiple: bool) -> None:
-        """The broker could not take them."""
-        for row in self._landed(tag, multiple=multiple):
-            self._refused[row] = "the broker refused the message (basic.nack)"
-
-    def take_back(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """No queue took a message; its confirmation follows.
-
-        It does not tell its number: all that look like it count as returned, and go again.
-        """
-        mark = (exchange, routing_key, message.properties.get("correlation_id"))
-        flying = self._messages.values()
-        alike = [each.id for each in flying if _mark_of(each) == mark]
-        self._returned.update(dict.fromkeys(alike or self.rows, text_of(error)))
-
-    def land(self, answer: _Answer) -> None:
-        """Tell what is known by now."""
-        answer.returned.update(self._returned)
-        answer.accepted.update(self._accepted - self._returned.keys())
-        answer.errors.update(
-            {row: text for row, text in self._refused.items() if row not in self._returned}
-        )
-        self._accepted, self._refused, self._returned = set(), {}, {}
-
-    def _landed(self, tag: int, *, multiple: bool) -> list[int]:
-        tags = [each for each in self._messages if each <= tag] if multiple else [tag]
-        return [self._messages.pop(each).id for each in tags if each in self._messages]
-
-
-def _mark_of(message: ClaimedMessage) -> tuple[Any, ...]:
-    """What a message that comes back still tells of itself."""
-    envelope = Envelope.from_text(message.envelope)
-    exchange = getattr(envelope.exchange, "name", envelope.exchange)
-    return (exchange, envelope.routing_key, envelope.properties.get("correlation_id"))

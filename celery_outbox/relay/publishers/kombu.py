@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kombu import Connection, Producer
+from kombu import Connection, Producer, Queue
 
 from ...message import ClaimedMessage, Envelope
 from ...publishing import Outcome, Publisher
@@ -39,6 +39,8 @@ class KombuPublisher(Publisher):
 
     #: Arguments that this transport wants with each publish.
     publish_options: dict[str, Any] = {}  # noqa: RUF012 - overridden by subclasses, never changed
+    #: Queues as the relay's app configures them, by name: a message was stored with those of its time.
+    queues: Mapping[str, Queue] = {}
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
