@@ -155,8 +155,13 @@ class Deliverer:
             return None
         was_deep = turn.is_deep
         claim = self._reserve(turn, limit, since, turn.database.run)
-        if was_deep and claim is not None and not claim.messages:
+        if claim is None or claim.messages:
+            return claim
+        if was_deep:
             return self._claim(turn, limit)  # this time with a look
+        if since is not None and self._options.stop_when_empty:
+            # Another relay was quicker; what is overlooked now would stay.
+            return self._reserve(turn, limit, None, turn.database.run)
         return claim
 
     def _claim_next(self, result: Result, limit: int) -> Claim | None:
