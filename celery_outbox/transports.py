@@ -214,10 +214,8 @@ def _with_delay_seconds(dispatch: Dispatch) -> Dispatch:
     if seconds is None or seconds < 0:
         return dispatch
     envelope = replace(dispatch.envelope, properties=properties)
-    if (dispatch.countdown, dispatch.eta) == (
-        None,
-        None,
-    ) or dispatch.remaining.total_seconds() < seconds:
+    is_delayed = dispatch.countdown is not None or dispatch.eta is not None
+    if not is_delayed or dispatch.remaining.total_seconds() < seconds:
         return replace(dispatch, envelope=envelope, countdown=float(seconds), eta=None)
     return replace(dispatch, envelope=envelope)
 

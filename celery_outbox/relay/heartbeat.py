@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from types import TracebackType
 
 from sqlalchemy.engine import Connection
 
@@ -92,12 +91,7 @@ class Heartbeat:
                 thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         ends = time.monotonic() + PATIENCE.total_seconds()
         for thread in self._threads:

@@ -27,13 +27,13 @@ class Horizon:
     """
 
     def __init__(self) -> None:
-        self._latest: datetime | None = None
-        self._whole_look_at = 0.0
-        self._owes_whole_look = False
+        self.forget()
 
     def forget(self) -> None:
         """Know nothing: begin at the very beginning."""
-        self.__init__()  # type: ignore[misc]
+        self._latest: datetime | None = None
+        self._whole_look_at = 0.0
+        self._owes_whole_look = False
 
     @property
     def since(self) -> datetime | None:

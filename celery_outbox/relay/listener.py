@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
-from types import TracebackType
 
 from ..errors import OutboxError
 from ..policy import RetryPolicy
@@ -57,12 +56,7 @@ class Listener:
                 ear.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for ear in self._ears:
             ear.end()
         deadline = time.monotonic() + PATIENCE.total_seconds()

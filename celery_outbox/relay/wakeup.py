@@ -8,7 +8,6 @@ import socket
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 
 __all__ = ["Wakeup"]
 
@@ -38,12 +37,7 @@ class Wakeup:
             self._before = signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.set_wakeup_fd(self._before)
         self._bell.close()

@@ -150,11 +150,9 @@ def _idle_share(command: Command, environment: Environment) -> float:
     """The share of a core that a relay takes that has nothing to do."""
     with _running(command, environment) as running:
         process = psutil.Process(running.pid)
-        wait_until(lambda: process.num_threads() > 3, 30)
-        time.sleep(2)  # what it does once, at the beginning
-        before = sum(process.cpu_times()[:2])
-        time.sleep(IDLE_SECONDS)
-        return (sum(process.cpu_times()[:2]) - before) / IDLE_SECONDS
+        # After what it does once, at the beginning.
+        wait_until(lambda: process.num_threads() > 3 and process.cpu_percent(interval=1) < 10, 30)
+        return process.cpu_percent(interval=IDLE_SECONDS) / 100
 
 
 @contextmanager

@@ -6,6 +6,7 @@ take many messages at once, Kombu is asked where a message goes and what is writ
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -103,6 +104,6 @@ class RoutedPublisher(VirtualPublisher):
             ways[parts.destination] = [queue for queue, _ in found]
         return [(queue, self._text(written)) for queue, written in found]
 
+    @abstractmethod
     def _text(self, written: dict[str, Any]) -> str:
         """A message as the transport writes it."""
-        raise NotImplementedError

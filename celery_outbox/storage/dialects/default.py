@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, DatabaseError
 from ..schema import Tables
 from ..troubles import Trouble
 from .listening import Subscription
@@ -226,7 +226,10 @@ class Dialect(ABC):
 
     def listen(self, engine: Engine, tables: Tables, bell: int) -> Subscription:
         """Listen to what ``notify`` says, on a new connection. Raises DatabaseError."""
-        raise NotImplementedError
+        raise DatabaseError(
+            f"expected a database that can notify relays, found {engine.dialect.name} with the driver "
+            f"{engine.driver}. Ask it every --sleep instead."
+        )
 
     def schemas_for_writing(self, connection: Connection, names: Sequence[str]) -> set[str | None]:
         """The schemas in which ``connection`` finds tables and sequences; None where it has but one.
