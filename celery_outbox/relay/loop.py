@@ -236,7 +236,7 @@ class Relay:
                         "its lease is over"
                     )
                 return
-            self._wakeup.wait(timedelta(seconds=0.1))
+            self._wakeup.wait(timedelta(seconds=0.01))
 
 
 def _threads(databases: Sequence[Database], brokers: int, options: RelayOptions) -> int:

@@ -43,7 +43,7 @@ def test_a_signal_stops_a_relay_wherever_it_is() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
