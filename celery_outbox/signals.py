@@ -23,5 +23,6 @@ outbox_published = Signal(name="outbox_published", providing_args={"database", "
 outbox_failed = Signal(name="outbox_failed", providing_args={"database", "errors"})
 
 #: A threshold given to ``celery-outbox monitor`` was reached. Sender: the database's name;
-#: ``pending``: int, ``age``: float seconds of the oldest due message.
+#: ``pending``: int, undelivered messages, all of them or at least ``--max``; ``age``: float seconds for
+#: which the oldest message has been due, None when none is. Sent in the process of the command.
 outbox_busy = Signal(name="outbox_busy", providing_args={"pending", "age"})

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import growing, latency, pinned, publishing, relaying, storing
+from tests.benchmarks import growing, latency, monitoring, pinned, publishing, relaying, storing
 from tests.benchmarks.measuring import Report, Scale
 from tests.benchmarks.stage import Stage
 
@@ -29,4 +29,5 @@ BENCHMARKS = {
     "latency": Benchmark(run=latency.measure_latency, needs=("postgresql",)),
     "relay": Benchmark(run=relaying.relay, needs=("postgresql",)),
     "pinned": Benchmark(run=pinned.pin_postgresql, needs=("postgresql",)),
+    "monitor": Benchmark(run=monitoring.monitor_postgresql, needs=("postgresql",)),
 }
