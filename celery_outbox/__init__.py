@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .errors import OutboxError
     from .message import ClaimedMessage, Envelope
     from .publishing import Outcome, Publisher
+    from .storage.desk import StoredMessage
     from .transports import Dispatch, Transport
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "OutboxMiddleware",
     "Outcome",
     "Publisher",
+    "StoredMessage",
     "Transport",
 ]
 
@@ -33,6 +35,7 @@ _HOMES = {
     "OutboxMiddleware": ".capture.middleware",
     "Outcome": ".publishing",
     "Publisher": ".publishing",
+    "StoredMessage": ".storage.desk",
     "Transport": ".transports",
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
 from celery import Celery, Signature
+from celery.utils.time import maybe_make_aware
 from sqlalchemy import MetaData
 
+from .admin import StoredMessage, find_one, forget_one, reschedule_one
 from .brokers import Brokers
 from .capture import doors
 from .capture.batch import Batch, batching, current_batch
@@ -166,6 +169,55 @@ class Outbox:
         }
         with choosing(under(of_canvas(), said)), batching(holds_direct=True):
             return [member.apply_async() for member in members]
+
+    def find(self, task_id: str, database: str | None = None) -> list[StoredMessage]:
+        """Every message with this task id that is stored, in all databases or in one.
+
+        Empty when the task was delivered or never stored; a ``state`` of "reserved" means that a relay
+        is delivering it. What another transaction has not committed is not seen. Like ``forget`` and
+        ``reschedule`` it works in short transactions of its own, and blocks while it does. Raises
+        ConfigurationError for an unknown database; SchemaError and DatabaseError when nothing is found
+        and a database could not be read.
+        """
+        return find_one(self._chosen(database), task_id)
+
+    def forget(self, task_id: str, database: str | None = None) -> bool:
+        """Delete the messages with this task id before their delivery; whether there is none left.
+
+        False: a relay has reserved one, or there was none, because it was delivered or never stored.
+        For a part of a chord a warning is logged: the chord can no longer finish. Raises like ``find``,
+        and ConfigurationError when the id is in several databases and none is named.
+        """
+        return forget_one(self._chosen(database), task_id)
+
+    def reschedule(self, task_id: str, eta: datetime | timedelta, database: str | None = None) -> bool:
+        """Let the messages with this task id be delivered at another time; whether they will be.
+
+        Args:
+            task_id: of the task.
+            eta: the new time, where a naive one is in the app's time zone, or how long from now on;
+                what has passed means now.
+            database: needed when the id is in several.
+
+        False as for ``forget``; also for a message that has failed, that expires before the new time,
+        or whose time is in its body (Celery's first protocol). Raises like ``forget``, and OptionError
+        for what is no time.
+        """
+        if not isinstance(eta, datetime | timedelta):
+            raise OptionError(f"eta: expected a datetime or a timedelta, got {eta!r}.")
+        if isinstance(eta, datetime):
+            eta = maybe_make_aware(eta, self.app.timezone)
+        return reschedule_one(self._chosen(database), task_id, eta)
+
+    def _chosen(self, database: str | None) -> Sequence[Database]:
+        if database is None:
+            return list(self.databases.values())
+        if database not in self.databases:
+            raise ConfigurationError(
+                f"expected one of the databases {', '.join(map(repr, self.databases))}, got "
+                f"{database!r}."
+            )
+        return [self.databases[database]]
 
     def using(self, transaction: object) -> AbstractContextManager[None]:
         """Store every dispatch of the ``with`` block in this transaction.

@@ -13,9 +13,13 @@ import click
 from celery import Celery
 from celery.app.utils import find_app
 
+from .commands.find import find_
+from .commands.forget import forget_
 from .commands.list import list_
+from .commands.monitor import monitor
 from .commands.prune import prune_
 from .commands.relay import relay
+from .commands.reschedule import reschedule_
 from .commands.restart import restart
 from .commands.retry import retry_
 from .commands.schema import schema
@@ -23,7 +27,10 @@ from .commands.schema import schema
 __all__ = ["main", "outbox"]
 
 
-@click.group(name="outbox", commands=[relay, restart, list_, retry_, prune_, schema])
+_COMMANDS = [relay, restart, list_, monitor, find_, retry_, reschedule_, forget_, prune_, schema]
+
+
+@click.group(name="outbox", commands=_COMMANDS)
 def outbox() -> None:
     """Store tasks in your database, deliver them to the broker."""
 

@@ -1,16 +1,17 @@
-"""What every command asks first: which Outbox, which databases; and how each reports an error."""
+"""What every command asks first: which Outbox, databases, messages; and how each reports an error."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import click
 from celery import Celery
 
+from ..admin import EVERYTHING, Filter
 from ..app import Outbox
 from ..capture.doors import attached
 from ..config import parse_duration
@@ -18,7 +19,16 @@ from ..errors import ConfigurationError, OutboxError
 from ..relay.limits import memory_limit
 from ..storage.database import Database
 
-__all__ = ["Duration", "Memory", "choose_databases", "find_outbox", "for_databases", "reports_errors"]
+__all__ = [
+    "Duration",
+    "Memory",
+    "choose_databases",
+    "chooses_messages",
+    "find_outbox",
+    "for_databases",
+    "reports_errors",
+    "wants_all",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +71,18 @@ class Memory(click.ParamType):  # type: ignore[type-arg]  # generic only since c
         return memory_limit(float(found[1]), is_share=bool(found[2])) or None
 
 
+class TaskName(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """The name of a task, or its beginning with a ``*`` behind it."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a ``*`` that is anywhere else."""
+        if "*" in value.removesuffix("*"):
+            self.fail(f"expected a * at the end alone, such as shop.*, got {value!r}.", param, ctx)
+        return str(value)
+
+
 def _number(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
@@ -90,6 +112,52 @@ def for_databases(command: F) -> F:
         return command(*args, database=database or argument, **kwargs)
 
     return run  # type: ignore[return-value]  # a command as before
+
+
+def chooses_messages(states: Sequence[str]) -> Callable[[F], F]:
+    """Let a command be told which messages are meant; it gets the Filter as ``chosen``.
+
+    ``states`` are those that the command can do anything with; without a choice it gets all states.
+    """
+
+    def decorate(command: F) -> F:
+        several = partial(click.option, multiple=True, metavar="NAME")
+
+        @click.option(
+            "--state",
+            "states",
+            type=click.Choice(list(states)),
+            multiple=True,
+            help="Only messages in this state. This and the next three may be given several times.",
+        )
+        @several(
+            "--task",
+            "tasks",
+            type=TaskName(),
+            help="Only of this task; shop.* stands for every name that begins so.",
+        )
+        @several("--broker", "brokers", help="Only for this broker.")
+        @several("--queue", "queues", help="Only for this queue.")
+        @wraps(command)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            names = ("states", "tasks", "brokers", "queues")
+            given = {name: tuple(dict.fromkeys(kwargs.pop(name))) for name in names}
+            return command(*args, chosen=Filter(**{k: v for k, v in given.items() if v}), **kwargs)
+
+        return run  # type: ignore[return-value]  # a command as before
+
+    return decorate
+
+
+def wants_all(ids: Sequence[str], chosen: Filter) -> bool:
+    """Whether "all" stands in place of ids; only then may messages be chosen by something else."""
+    if "all" in ids and len(ids) > 1:
+        raise click.UsageError('Expected either ids or "all", got both.')
+    if "all" not in ids and chosen != EVERYTHING:
+        raise click.UsageError(
+            'Expected --state, --task, --broker and --queue with "all" alone, got them with ids.'
+        )
+    return "all" in ids
 
 
 def find_outbox(ctx: click.Context) -> Outbox:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import click
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..admin import StoredMessage
 
-__all__ = ["moment", "printable", "show_messages"]
+__all__ = ["moment", "printable", "show_messages", "utc"]
 
 #: Characters of an error that are shown.
 _ERROR = 100
@@ -31,25 +31,25 @@ _STYLES = {
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def show_messages(messages: Mapping[str, Sequence[StoredMessage]]) -> None:
-    """Print the messages of each database, by its name."""
+def show_messages(messages: Sequence[StoredMessage], *, tells_database: bool) -> None:
+    """Print messages, with or without the names of their databases."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        _write_lines(messages)
+        _write_lines(messages, tells_database)
         return
-    room = console.width - console.measure(_lines(messages, 0)).maximum
+    room = console.width - console.measure(_lines(messages, tells_database, 0)).maximum
     if room >= _SHORTEST_ERROR:
-        console.print(_lines(messages, min(room, _ERROR)))
+        console.print(_lines(messages, tells_database, min(room, _ERROR)))
     else:
-        console.print(_paragraphs(messages))
+        console.print(_paragraphs(messages, tells_database))
 
 
-def _write_lines(messages: Mapping[str, Sequence[StoredMessage]]) -> None:
+def _write_lines(messages: Sequence[StoredMessage], tells_database: bool) -> None:
     """Write whole lines for a file or a pipe, however long they are."""
     # Wide enough for whatever the columns hold: 255 characters each, and the error.
     console = Console(highlight=False, width=5000)
     with console.capture() as captured:
-        console.print(_lines(messages, _ERROR))
+        console.print(_lines(messages, tells_database, _ERROR))
     for each in captured.get().splitlines():
         click.echo(each.rstrip())
 
@@ -72,49 +72,47 @@ def printable(text: str) -> str:
     )
 
 
-def _lines(messages: Mapping[str, Sequence[StoredMessage]], longest_error: int) -> Table:
+def _lines(messages: Sequence[StoredMessage], tells_database: bool, longest_error: int) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     headings = ["state", "task", "id", "broker", "queue", "attempts", "time (UTC)", "", "error"]
-    if len(messages) > 1:
+    if tells_database:
         headings.insert(0, "database")
     for heading in headings:
         table.add_column(heading, no_wrap=True)
-    for database, some in messages.items():
-        for each in some:
-            cells: list[str | Text] = [
-                _state(each),
-                printable(each.task_name),
-                printable(each.task_id),
-                printable(each.broker),
-                printable(each.queue),
-                _attempts(each),
-                _utc(moment(each)),
-                _distance(moment(each) - each.read_at),
-                _error(each, longest_error),
-            ]
-            table.add_row(*([database, *cells] if len(messages) > 1 else cells))
+    for each in messages:
+        cells: list[str | Text] = [
+            _state(each),
+            printable(each.task_name),
+            printable(each.task_id),
+            printable(each.broker),
+            printable(each.queue),
+            _attempts(each),
+            utc(moment(each)),
+            _distance(moment(each) - each.read_at),
+            _error(each, longest_error),
+        ]
+        table.add_row(*([each.database, *cells] if tells_database else cells))
     return table
 
 
-def _paragraphs(messages: Mapping[str, Sequence[StoredMessage]]) -> Table:
+def _paragraphs(messages: Sequence[StoredMessage], tells_database: bool) -> Table:
     table = Table(box=box.HORIZONTALS, show_header=False, pad_edge=False, show_lines=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for database, some in messages.items():
-        for each in some:
-            when = moment(each)
-            about = [
-                Text(printable(each.task_name), "bold"),
-                Text(printable(each.task_id)),
-                Text(f"{printable(each.broker)}, {printable(each.queue)}"),
-                Text(f"{_utc(when)} UTC, {_distance(when - each.read_at)}"),
-            ]
-            if len(messages) > 1:
-                about.insert(2, Text(f"database {database}"))
-            if each.error is not None:
-                about.append(_error(each, _ERROR))
-            state = Text("\n").join([_state(each), Text(f"attempts {_attempts(each)}")])
-            table.add_row(state, Text("\n").join(about))
+    for each in messages:
+        when = moment(each)
+        about = [
+            Text(printable(each.task_name), "bold"),
+            Text(printable(each.task_id)),
+            Text(f"{printable(each.broker)}, {printable(each.queue)}"),
+            Text(f"{utc(when)} UTC, {_distance(when - each.read_at)}"),
+        ]
+        if tells_database:
+            about.insert(2, Text(f"database {each.database}"))
+        if each.error is not None:
+            about.append(_error(each, _ERROR))
+        state = Text("\n").join([_state(each), Text(f"attempts {_attempts(each)}")])
+        table.add_row(state, Text("\n").join(about))
     return table
 
 
@@ -133,7 +131,8 @@ def _error(message: StoredMessage, longest: int) -> Text:
     return text
 
 
-def _utc(instant: datetime) -> str:
+def utc(instant: datetime) -> str:
+    """An instant to the second, for people; what stands beside it says that it is UTC."""
     return f"{instant:%Y-%m-%d %H:%M:%S}"
 
 

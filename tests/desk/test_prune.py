@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from celery_outbox import admin
+from celery_outbox.admin import sweeping
 from celery_outbox.errors import DatabaseError
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.schema import FAR_FUTURE
@@ -129,8 +130,8 @@ def test_a_table_of_another_version_is_refused(call: Call, shop: Database) -> No
 def test_it_goes_in_batches_over_all_brokers(
     size: int, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "BATCH", size)
-    monkeypatch.setattr(admin, "PAGE", 2 * size)
+    monkeypatch.setattr(sweeping, "BATCH", size)
+    monkeypatch.setattr(sweeping, "PAGE", 2 * size)
     make_kept(database, *"abcde", days=2)
     make_kept(database, *"fgh", days=2, broker="Shop")
     make_kept(database, "young", days=0.5)
@@ -145,7 +146,7 @@ def test_it_goes_in_batches_over_all_brokers(
 def test_what_was_deleted_before_an_error_is_told(
     call: Call, shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "BATCH", 2)
+    monkeypatch.setattr(sweeping, "BATCH", 2)
     make_kept(shop, *"abcde", days=8)
     run, calls = Database.run, list[None]()
 
@@ -165,7 +166,7 @@ def test_what_was_deleted_before_an_error_is_told(
 def test_nothing_is_locked_between_two_batches(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "BATCH", 4)
+    monkeypatch.setattr(sweeping, "BATCH", 4)
     make_kept(database, *map(str, range(16)), days=2)
     impatient = {
         "sqlite": {"timeout": 0},

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from celery_outbox import Outbox, admin
+from celery_outbox.admin import sweeping
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.schema import FAR_FUTURE
 from tests.desk.conftest import Call
@@ -185,14 +186,14 @@ def test_all_stands_for_every_message_that_was_tried(
 def test_all_goes_in_batches_and_misses_nobody(
     size: int, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "BATCH", size)
-    monkeypatch.setattr(admin, "PAGE", 2 * size)
+    monkeypatch.setattr(sweeping, "BATCH", size)
+    monkeypatch.setattr(sweeping, "PAGE", 2 * size)
     names = [f"{number}" for number in range(8)]
     make_tried(database, *names[:4])
     add(database, make_message("new"))
     make_failed(database, *names[4:])
     told: list[int] = []
-    assert admin.retry_all(database, progress=told.append) == 8
+    assert admin.retry_all(database, admin.EVERYTHING, progress=told.append) == 8
     assert sum(told) == 8
     assert max(told) <= size
     assert sorted(due(database)) == [*names, "new"]
@@ -218,7 +219,7 @@ def test_a_failed_message_that_is_retried_gets_one_more_attempt(
 
 def retry(outbox: Outbox, task_id: str) -> None:
     databases: Sequence[Database] = list(outbox.databases.values())
-    (outcome,) = admin.retry(databases, [task_id]).each
+    (outcome,) = admin.retry(admin.place(databases, [task_id])).each
     assert outcome.refusal is None
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from celery_outbox.policy import RetryPolicy
 from celery_outbox.storage.database import Database
-from celery_outbox.storage.desk import STATES, Desk, Page, StoredMessage
+from celery_outbox.storage.desk import STATES, Desk, Filter, Page, StoredMessage
 from celery_outbox.storage.schema import FAR_FUTURE
 from tests.storage.rows import HOUR, add, change, claim, hours_from_now, make_message, rows
 from tests.storage.test_states import EXAMPLES, make_row
@@ -25,14 +25,16 @@ REVIVED = TRIED - {"new"}
 @pytest.fixture
 def desk(database: Database) -> Desk:
     """The desk of an empty table."""
-    return Desk(database.tables, database.dialect)
+    return Desk(database)
 
 
 def look(
     database: Database, limit: int = 50, states: Sequence[str] = STATES
 ) -> Sequence[StoredMessage]:
-    desk = Desk(database.tables, database.dialect)
-    return database.read(lambda connection: desk.messages(connection, limit=limit, states=states))
+    desk = Desk(database)
+    return database.read(
+        lambda connection: desk.messages(connection, limit=limit, chosen=Filter(states=states))
+    )
 
 
 def ids(messages: Sequence[StoredMessage]) -> list[str]:
@@ -92,6 +94,7 @@ def test_everything_but_the_contents_is_shown(database: Database) -> None:
     now = datetime.now(UTC)
     assert abs(shown.read_at - now) < timedelta(minutes=1)
     assert shown == StoredMessage(
+        database="default",
         id=row.id,
         task_id="id-1",
         task_name="shop.add",
@@ -150,7 +153,7 @@ def test_every_message_with_an_id_is_found(database: Database, desk: Desk) -> No
 
 
 def revive(database: Database, *task_ids: str) -> int:
-    desk = Desk(database.tables, database.dialect)
+    desk = Desk(database)
     chosen = row_ids(database, *task_ids)
     return database.run(lambda connection: desk.revive(connection, chosen))
 
@@ -296,9 +299,9 @@ def test_finished_messages_are_found_by_the_claims_index(postgresql_url: str) ->
                 plans.append("\n".join(line for (line,) in found.fetchall()))
 
         sa.event.listen(connection, "before_cursor_execute", explain)
-        desk = Desk(database.tables, database.dialect)
+        desk = Desk(database)
         desk.finished(connection, "shop", "delivered", HOUR, after=7, limit=10)
-        desk.messages(connection, limit=10, states=["failed"])
+        desk.messages(connection, limit=10, chosen=Filter(states=["failed"]))
         desk.messages(connection, limit=10)
     assert len(plans) == 3
     for plan in plans:
