@@ -236,13 +236,14 @@ class Looking:
         self._on_end = on_end
         self._thread: threading.Thread | None = None
         self._began = 0.0
+        self._is_running = False
         self._found: Backlog | OutboxError | None = None
 
     def begin(self) -> None:
         """Begin to look, unless the last look has not ended yet."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_running:
             return
-        self._found, self._began = None, time.monotonic()
+        self._is_running, self._began = True, time.monotonic()
         if self.database.is_for_one_thread:
             self._run()
             return
@@ -251,17 +252,37 @@ class Looking:
         )
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a look has begun and not ended."""
+        return self._is_running
+
+    @property
+    def lasts(self) -> timedelta:
+        """How long ago the last look began."""
+        return timedelta(seconds=time.monotonic() - self._began)
+
+    @property
+    def found(self) -> Backlog | OutboxError | None:
+        """What the last look that has ended has found."""
+        return self._found
+
     def result(self, patience: timedelta) -> Backlog | OutboxError:
         """What was found, waited for until ``patience`` after the look began."""
         if self._thread is not None:
-            left = patience.total_seconds() - (time.monotonic() - self._began)
+            left = (patience - self.lasts).total_seconds()
             self._thread.join(timeout=max(0.0, left))
         found = self._found
-        if found is not None:
+        if found is not None and not self._is_running:
             return found
+        return self.silence
+
+    @property
+    def silence(self) -> DatabaseError:
+        """Says that the look that has begun has not ended."""
         return DatabaseError(
             f"database {self.database.name!r}: expected an answer within "
-            f"{time.monotonic() - self._began:.0f} s, got none. Is the server, or the way to it, stuck?"
+            f"{self.lasts.total_seconds():.0f} s, got none. Is the server, or the way to it, stuck?"
         )
 
     def _run(self) -> None:
@@ -269,6 +290,7 @@ class Looking:
             self._found = self._look(self.database)
         except OutboxError as error:
             self._found = error
+        self._is_running = False
         self._on_end()
 
 
