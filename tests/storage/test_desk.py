@@ -1,8 +1,6 @@
 """The statements of the operator's desk: what is shown, what may be changed, and what never is."""
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -12,11 +10,10 @@ import sqlalchemy as sa
 
 from celery_outbox.policy import RetryPolicy
 from celery_outbox.storage.database import Database
-from celery_outbox.storage.desk import STATES, Desk, Filter, Page, StoredMessage
+from celery_outbox.storage.desk import CONTENTS_BYTES, STATES, Desk, Filter, Page, StoredMessage
 from celery_outbox.storage.schema import FAR_FUTURE
-from tests.storage.rows import HOUR, add, change, claim, hours_from_now, make_message, rows
+from tests.storage.rows import HOUR, add, change, hours_from_now, make_message, rows
 from tests.storage.test_states import EXAMPLES, make_row
-from tests.waiting import wait_until
 
 TRIED = {name for name, example in EXAMPLES.items() if example[0] in {"ready", "retrying", "failed"}}
 REVIVED = TRIED - {"new"}
@@ -141,6 +138,7 @@ def test_neither_bodies_nor_headers_nor_tokens_are_read(database: Database, desk
         desk.messages(connection, limit=5)
         desk.find(connection, ["claimed"])
         desk.attempted(connection, after=0, limit=5)
+        desk.forgettable(connection, after=0, limit=5)
     assert statements
     for secret in (".message,", ".body", "claim_token"):
         assert secret not in " ".join(statements)
@@ -152,77 +150,56 @@ def test_every_message_with_an_id_is_found(database: Database, desk: Desk) -> No
     assert ids(found) == ["a", "a", "c"]
 
 
-def revive(database: Database, *task_ids: str) -> int:
+def test_what_rows_carry_is_read_but_for_long_bodies(database: Database, desk: Desk) -> None:
+    long = b"x" * (CONTENTS_BYTES + 1)
+    add(database, make_message("a", body=b"\0\xff"), make_message("b", body=long), make_message("c"))
+    a, b, c = row_ids(database)
+    found = database.read(partial(desk.contents, ids=[a, b]))
+    assert {row_id: each.body for row_id, each in found.items()} == {a: b"\0\xff", b: None}
+    assert found[b].envelope == make_message("b").envelope
+    assert c not in found
+
+
+CHOSEN: dict[str, tuple[Filter, list[str]]] = {
+    "task": (Filter(tasks=["shop.add"]), ["add"]),
+    "beginning": (Filter(tasks=["shop.*"]), ["add", "add more", "percent", "billing"]),
+    "no pattern of SQL": (Filter(tasks=["shop%*", "s_op.add"]), ["percent sign"]),
+    "two tasks": (Filter(tasks=["shop.add", "Shop.add"]), ["add", "large"]),
+    "any task": (
+        Filter(tasks=["*"]),
+        ["add", "add more", "large", "percent sign", "percent", "billing"],
+    ),
+    "broker": (Filter(brokers=["billing"]), ["billing"]),
+    "queue": (Filter(queues=["slow", "none"]), ["percent"]),
+    "all at once": (
+        Filter(states=["retrying"], tasks=["shop.*"], brokers=["shop"], queues=["celery"]),
+        ["add more"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_messages_can_be_chosen_by_state_task_broker_and_queue(name: str, database: Database) -> None:
+    chosen, expected = CHOSEN[name]
+    add(
+        database,
+        make_message("add"),
+        make_message("add more", task_name="shop.add.more"),
+        make_message("large", task_name="Shop.add"),
+        make_message("percent sign", task_name="shop%add"),
+        make_message("percent", task_name="shop.percent", queue="slow"),
+        make_message("billing", task_name="shop.bill", broker="billing"),
+    )
+    for task_id in ("add more", "percent", "billing"):
+        change(database, task_id, attempts=1, error="no", scheduled_at=hours_from_now(1))
     desk = Desk(database)
-    chosen = row_ids(database, *task_ids)
-    return database.run(lambda connection: desk.revive(connection, chosen))
-
-
-def test_only_messages_that_were_tried_and_are_not_reserved_are_revived(database: Database) -> None:
-    for name in EXAMPLES:
-        make_row(database, name)
-    before = {row.task_id: row for row in rows(database)}
-    assert revive(database) == len(REVIVED)
-    for row in rows(database):
-        old = before[row.task_id]
-        if row.task_id not in REVIVED:
-            assert row == old
-            continue
-        assert abs(row.scheduled_at - datetime.now(UTC)) < timedelta(minutes=1)
-        assert (row.attempts, row.error, row.finished_at) == (old.attempts, None, None)
-        assert (row.claim_token, row.lease_until) == (None, None)
-    assert set(ids(look(database, states=["ready"]))) == REVIVED | {"new"}
-
-
-@pytest.mark.parametrize("state", ["retrying", "failed"])
-def test_a_message_is_never_revived_before_its_intended_time(state: str, database: Database) -> None:
-    add(database, make_message("later", countdown=7200.0), make_message("past", countdown=0.0))
-    finished = hours_from_now(-1) if state == "failed" else None
-    next_at = FAR_FUTURE if state == "failed" else hours_from_now(1)
-    change(database, attempts=3, error="no", finished_at=finished, scheduled_at=next_at)
-    change(database, "past", deliver_at=hours_from_now(-5))
-    assert revive(database) == 2
-    later, past = rows(database)
-    assert later.scheduled_at == later.deliver_at
-    assert abs(past.scheduled_at - datetime.now(UTC)) < timedelta(minutes=1)
-    assert [message.state for message in look(database)] == ["ready", "retrying"]
-
-
-def test_a_relay_that_is_reserving_a_message_is_faster_than_a_retry(database: Database) -> None:
-    add(database, make_message())
-    change(database, attempts=1, error="no")
-    before = threading.Event()
-    if database.url.get_backend_name() == "sqlite":
-        # There a second writer does not even begin.
-        claim(database)
-        assert revive(database) == 0
-        return
-    with ThreadPoolExecutor(1) as pool:
-
-        def late() -> int:
-            before.set()
-            return revive(database)
-
-        with database.begin() as connection:
-            database.store.claim(connection, broker="shop", limit=1, lease=HOUR)
-            revived = pool.submit(late)
-            assert before.wait(10)
-            # InnoDB shows what it showed before to those who ask more often.
-            waits = partial(is_someone_waiting, database)
-            wait_until(waits, message="the retry waiting for the claim", interval=0.15)
-        assert revived.result(timeout=10) == 0
-    (row,) = rows(database)
-    assert (row.attempts, row.error) == (2, "no")
-    assert row.claim_token is not None
-
-
-def is_someone_waiting(database: Database) -> bool:
-    query = {
-        "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-    }[database.url.get_backend_name()]
-    with database.begin() as connection:
-        return bool(connection.execute(sa.text(query)).scalar())
+    listed = database.read(partial(desk.messages, limit=50, chosen=chosen))
+    assert sorted(ids(listed)) == sorted(expected)
+    forgettable = walk(database, partial(desk.forgettable, chosen=chosen, limit=2))
+    assert forgettable == row_ids(database, *expected)
+    tried = set(expected) & {"add more", "percent", "billing"}
+    attempted = walk(database, partial(desk.attempted, chosen=chosen, limit=2))
+    assert attempted == (row_ids(database, *tried) if tried else [])
 
 
 def walk(database: Database, page: partial[Page]) -> list[int]:
