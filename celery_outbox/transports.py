@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError
 from .errors import ConfigurationError, OptionError
 from .message import Envelope, EnvelopeParts, KombuQueue
 from .publishing import Publisher
-from .virtual import spliced
+from .virtual import Properties, spliced
 
 __all__ = [
     "SQS_BYTES",
@@ -175,7 +175,7 @@ class _SQS(Transport):
         attributes = properties.pop("message_attributes", None)
         properties.pop("priority", None)  # what is spliced has one
         parts = EnvelopeParts.of(replace(envelope, properties=properties).to_text())
-        size = len(spliced(parts, dispatch.body, dispatch.expires_in))
+        size = len(spliced(parts, Properties.of(parts), dispatch.body, dispatch.expires_in))
         if self.options.get("sqs_base64_encoding", True):
             size = -(-size // 3) * 4
         size += attribute_bytes(attributes)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+import secrets
 from functools import lru_cache
+from typing import NamedTuple
 
 from kombu.utils.json import dumps
-from kombu.utils.uuid import uuid
 
 from .message import Envelope, EnvelopeParts
 
-__all__ = ["can_be_spliced", "priority_of", "spliced"]
+__all__ = ["Properties", "spliced"]
 
 #: Properties that Celery writes of its own accord.
 _USUAL = re.compile(r'\{"delivery_mode": [12], "correlation_id": "[^"\\]*", "reply_to": "[^"\\]*"')
@@ -27,43 +28,50 @@ _PLAIN = frozenset(
 )
 
 
-def can_be_spliced(parts: EnvelopeParts) -> bool:
-    """Whether the properties are written as they are stored; if not, Kombu must write the message."""
-    members, _ = _parted(parts)
-    if _USUAL.fullmatch(members):
-        return True
-    properties = json.loads(f"{members}}}")
-    return _PLAIN.issuperset(properties) and properties.get("delivery_mode") in {1, 2}
+class Properties(NamedTuple):
+    """The properties of a stored message: a tuple, for there is one for each message relayed.
+
+    Attributes:
+        members: their JSON but for the priority and the closing brace.
+        priority: as Kombu would write it.
+    """
+
+    members: str
+    priority: int
+
+    @classmethod
+    def of(cls, parts: EnvelopeParts) -> Properties:
+        """Part the priority, which stands last where there is one, from the others.
+
+        Celery leaves it open when a call names a queue: then it is Kombu's default.
+        """
+        members, mark, priority = parts.properties.rpartition(', "priority": ')
+        if mark and priority == "null}":
+            return cls(members, 0)
+        if mark and priority[:-1].isdecimal():
+            return cls(members, int(priority[:-1]))
+        return cls(parts.properties[:-1], 0)
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether they are written as they are stored; if not, Kombu must write the message."""
+        if _USUAL.fullmatch(self.members):
+            return True
+        properties = json.loads(f"{self.members}}}")
+        return _PLAIN.issuperset(properties) and properties.get("delivery_mode") in {1, 2}
 
 
-def priority_of(parts: EnvelopeParts) -> int:
-    """The priority that Kombu would write, of a message that can be spliced."""
-    return _parted(parts)[1]
-
-
-def spliced(parts: EnvelopeParts, body: bytes, expiration: float | None) -> str:
+def spliced(parts: EnvelopeParts, properties: Properties, body: bytes, expiration: float | None) -> str:
     """The message as text; ``expiration`` is the seconds until the broker may drop it."""
     ttl = "" if expiration is None else f'"expiration": "{int(expiration * 1000)}", '
     before_headers, info = _frame(parts.destination)
-    properties, priority = _parted(parts)
+    members, priority = properties
+    # Kombu takes a UUID for the tag, which takes as long as all the rest; this is as unique and as long.
     return (
         f'{{"body": "{base64.b64encode(body).decode("ascii")}{before_headers}{parts.headers}, '
-        f'"properties": {properties}, {ttl}"delivery_info": {info}, "priority": {priority}, '
-        f'"body_encoding": "base64", "delivery_tag": "{uuid()}"}}}}'
+        f'"properties": {members}, {ttl}"delivery_info": {info}, "priority": {priority}, '
+        f'"body_encoding": "base64", "delivery_tag": "{secrets.token_hex(18)}"}}}}'
     )
-
-
-def _parted(parts: EnvelopeParts) -> tuple[str, int]:
-    """The properties without their end, and the priority, which stands last where there is one.
-
-    Celery leaves it open when a call names a queue: then it is Kombu's default.
-    """
-    members, mark, priority = parts.properties.rpartition(', "priority": ')
-    if mark and priority == "null}":
-        return members, 0
-    if mark and priority[:-1].isdecimal():
-        return members, int(priority[:-1])
-    return parts.properties[:-1], 0
 
 
 @lru_cache(maxsize=1024)

@@ -70,7 +70,7 @@ class _Ear:
     def __init__(self, database: Database, ring: Callable[[Database], None]) -> None:
         self._database = database
         self._ring = ring
-        self._is_deaf = False
+        self._is_said = False
         # The thread closes the bell, however late it ends.
         self._bell, self._rope = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="celery_outbox listener", daemon=True)
@@ -104,9 +104,9 @@ class _Ear:
     def _listen(self) -> None:
         """Listen until the end. Raises DatabaseError when that is impossible, now or any more."""
         with closing(self._database.listen(self._bell.fileno())) as subscription:
-            if self._is_deaf:
-                logger.info("The database %r notifies this relay again", self._database.name)
-                self._is_deaf = False
+            level = logging.INFO if self._is_said else logging.DEBUG
+            logger.log(level, "The database %r notifies this relay", self._database.name)
+            self._is_said = False
             is_told = True  # of what was committed before
             while not self._ends_within(_NOW):
                 if is_told:
@@ -116,14 +116,15 @@ class _Ear:
     def _lost(self, error: Exception) -> None:
         if self._ends_within(_NOW):
             return
-        # Once an outage; what each later attempt met is for those who look for it.
+        # Those who ask a database tell when it is down. What else is in the way is said once.
+        is_news = error.__cause__ is None and not self._is_said
+        self._is_said = self._is_said or is_news
         logger.log(
-            logging.DEBUG if self._is_deaf else logging.INFO,
+            logging.INFO if is_news else logging.DEBUG,
             "The database %r does not notify this relay, which asks it every --sleep meanwhile: %s",
             self._database.name,
             error if isinstance(error, OutboxError) else text_of(error),
         )
-        self._is_deaf = True
 
     def _ends_within(self, duration: timedelta) -> bool:
         poll = select.poll()

@@ -42,7 +42,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.pool import Pool
 
 from ..message import EnvelopeParts, OutboxMessage
-from ..virtual import can_be_spliced, spliced
+from ..virtual import Properties, spliced
 from . import dialects
 from .dialects import Dialect
 from .troubles import Trouble
@@ -249,7 +249,10 @@ def _add_to(
 def _text_of(message: OutboxMessage) -> str | None:
     """What Kombu would write; None where it must be asked."""
     parts = EnvelopeParts.of(message.envelope)
-    return spliced(parts, message.body, message.expires_in) if can_be_spliced(parts) else None
+    properties = Properties.of(parts)
+    if not properties.are_plain:
+        return None
+    return spliced(parts, properties, message.body, message.expires_in)
 
 
 class RowRefusedError(Exception):

@@ -11,12 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Delete,
     Float,
     Row,
+    Update,
     bindparam,
     case,
     delete,
@@ -120,25 +123,16 @@ class OutboxStore:
 
     def accept(self, connection: Connection, token: str, ids: Sequence[int], *, keep: bool) -> int:
         """Delete delivered messages, or keep them as delivered; return how many were still ours."""
-        if not keep:
-            return connection.execute(self._ours(delete(self.tables.messages), token, ids)).rowcount
-        return self._update(
-            connection,
-            token,
-            ids,
-            {"finished_at": self.dialect.clock(), "scheduled_at": FAR_FUTURE, "error": None},
-        )
+        statement = self._keeping if keep else self._deleting
+        return self._settle(connection, statement, token, ids)
 
     def defer(self, connection: Connection, token: str, ids: Sequence[int]) -> int:
         """Put messages back until their intended time, the attempt not counted."""
-        intended = func.coalesce(self.tables.messages.c.deliver_at, self.dialect.clock())
-        return self._update(
-            connection, token, ids, {"attempts": self._one_less(), "scheduled_at": intended}
-        )
+        return self._settle(connection, self._deferring, token, ids)
 
     def release(self, connection: Connection, token: str, ids: Sequence[int]) -> int:
         """Put messages back as they were before the claim."""
-        return self._update(connection, token, ids, {"attempts": self._one_less()})
+        return self._settle(connection, self._releasing, token, ids)
 
     def postpone(self, connection: Connection, token: str, delays: Mapping[int, timedelta]) -> int:
         """Put messages back until later, the attempt not counted; in the order of ``delays``."""
@@ -241,19 +235,42 @@ class OutboxStore:
             self.dialect.seconds_until(c.expires_at).label("expires_in"),
         ]
 
-    def _ours(self, statement: D, token: str, ids: Sequence[int]) -> D:
-        mine = statement.where(self.tables.messages.c.claim_token == token)
-        return self.dialect.only(mine, self.tables, ids)
+    # The statements that end most batches are made once: making one costs as much as running it.
+
+    @cached_property
+    def _deleting(self) -> Delete:
+        return self._ours(delete(self.tables.messages))
+
+    @cached_property
+    def _keeping(self) -> Update:
+        finished = {"finished_at": self.dialect.clock(), "scheduled_at": FAR_FUTURE, "error": None}
+        return self._freeing(finished)
+
+    @cached_property
+    def _deferring(self) -> Update:
+        intended = func.coalesce(self.tables.messages.c.deliver_at, self.dialect.clock())
+        return self._freeing({"attempts": self._one_less(), "scheduled_at": intended})
+
+    @cached_property
+    def _releasing(self) -> Update:
+        return self._freeing({"attempts": self._one_less()})
+
+    def _freeing(self, values: dict[str, Any]) -> Update:
+        return self._ours(update(self.tables.messages).values(_FREE | values))
+
+    def _ours(self, statement: D) -> D:
+        mine = statement.where(self.tables.messages.c.claim_token == bindparam("token"))
+        return self.dialect.only(mine, self.tables)
+
+    def _settle(
+        self, connection: Connection, statement: Delete | Update, token: str, ids: Sequence[int]
+    ) -> int:
+        given = {"token": token, "rows": self.dialect.rows(ids)}
+        return connection.execute(statement, given).rowcount
 
     def _one_less(self) -> ColumnElement[int]:
         attempts = self.tables.messages.c.attempts
         return case((attempts > 0, attempts - 1), else_=0)
-
-    def _update(
-        self, connection: Connection, token: str, ids: Sequence[int], values: dict[str, Any]
-    ) -> int:
-        freed = update(self.tables.messages).values(_FREE | values)
-        return connection.execute(self._ours(freed, token, ids)).rowcount
 
     def _update_each(
         self,

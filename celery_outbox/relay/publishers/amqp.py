@@ -22,7 +22,7 @@ from kombu import Connection, Producer, Queue
 
 from ...message import ClaimedMessage, Envelope, EnvelopeParts
 from ...publishing import Outcome
-from ...virtual import can_be_spliced
+from ...virtual import Properties
 from .amqp_flight import Answer, Flight
 from .delayed import with_delay_left
 from .kombu import KombuPublisher, expiration_of, text_of
@@ -272,7 +272,7 @@ class AMQPPublisher(KombuPublisher):
     def _send(self, message: ClaimedMessage, read_at: float) -> None:
         """What Kombu does for a message as Celery makes it, and nothing else."""
         parts = EnvelopeParts.of(message.envelope)
-        if not can_be_spliced(parts):
+        if not Properties.of(parts).are_plain:
             declared = replace(Envelope.from_text(message.envelope), declare=())
             super()._send(replace(message, envelope=declared.to_text()), read_at)
             return

@@ -15,7 +15,7 @@ from kombu import Connection, Producer
 from kombu.transport import virtual
 
 from ...message import ClaimedMessage, EnvelopeParts
-from ...virtual import can_be_spliced, spliced
+from ...virtual import Properties, spliced
 from .kombu import KombuPublisher, expiration_of
 
 __all__ = ["RoutedPublisher", "VirtualPublisher"]
@@ -93,9 +93,10 @@ class RoutedPublisher(VirtualPublisher):
         of one destination go. Raises what Kombu raises, and ValueError when no queue would take it.
         """
         parts = EnvelopeParts.of(message.envelope)
-        queues, can_splice = ways.get(parts.destination), can_be_spliced(parts)
+        properties, queues = Properties.of(parts), ways.get(parts.destination)
+        can_splice = properties.are_plain
         if queues is not None and can_splice:
-            text = spliced(parts, message.body, expiration_of(message, read_at))
+            text = spliced(parts, properties, message.body, expiration_of(message, read_at))
             return [(queue, text) for queue in queues]
         self._gathered = []
         self._send(message, read_at)

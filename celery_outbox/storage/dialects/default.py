@@ -164,9 +164,20 @@ class Dialect(ABC):
         """A duration as a parameter of a statement."""
         return bindparam(None, duration.total_seconds(), type_=Float(53))
 
-    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
-        """Restrict an UPDATE or DELETE to rows by primary key, so that it locks no others."""
-        return statement.where(tables.messages.c.id.in_(ids))
+    def only(self, statement: D, tables: Tables, ids: Sequence[int] | None = None) -> D:
+        """Restrict an UPDATE or DELETE to rows by primary key, so that it locks no others.
+
+        Without ``ids``, to those of the parameter ``rows``, which is a value that ``rows`` makes.
+        """
+        return statement.where(self.is_among(tables, ids))
+
+    def is_among(self, tables: Tables, ids: Sequence[int] | None) -> ColumnElement[bool]:
+        """The rows with these primary keys, or those of the parameter ``rows``."""
+        return tables.messages.c.id.in_(bindparam("rows", expanding=True) if ids is None else ids)
+
+    def rows(self, ids: Sequence[int]) -> Any:
+        """Primary keys as the parameter ``rows``."""
+        return ids
 
     def own_engine_options(self) -> dict[str, Any]:
         """Arguments of ``create_engine`` for engines that the outbox opens itself."""

@@ -121,7 +121,7 @@ class MySQL(Dialect):
         hint = f"FORCE INDEX FOR ORDER BY (`{tables.names.claim_index}`)"
         return super().in_due_order(statement, tables).with_hint(tables.messages, hint)
 
-    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
+    def only(self, statement: D, tables: Tables, ids: Sequence[int] | None = None) -> D:
         """Restrict to rows by primary key, and have them found by it.
 
         Where many of a table's rows are named, the plan is else to read all of them: that would wait
@@ -131,7 +131,7 @@ class MySQL(Dialect):
         if isinstance(statement, Delete):
             # Only a DELETE in the form for several tables takes a hint: DELETE t FROM t FORCE INDEX ...
             statement = statement.prefix_with(_quoted(tables))
-        return statement.with_hint("FORCE INDEX (PRIMARY)", t).where(t.c.id.in_(ids))
+        return super().only(statement.with_hint("FORCE INDEX (PRIMARY)", t), tables, ids)
 
     def _candidates(
         self,

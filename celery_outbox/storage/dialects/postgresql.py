@@ -15,10 +15,12 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     ColumnElement,
     Float,
     Integer,
     Row,
+    Text,
     any_,
     bindparam,
     cast,
@@ -37,7 +39,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ..schema import POSTGRESQL_PARAMETERS, UNCOMPRESSED, Tables, UTCDateTime
 from ..troubles import Trouble
-from .default import ClaimPlan, D, Dialect, OldestTransaction, ServerFacts, option
+from .default import ClaimPlan, Dialect, OldestTransaction, ServerFacts, option
 from .listening import Subscription
 
 __all__ = ["PostgreSQL"]
@@ -116,10 +118,15 @@ class PostgreSQL(Dialect):
         )
         return update(t).where(t.c.id == picked.c.id).values(**plan.values).returning(*plan.columns)
 
-    def only(self, statement: D, tables: Tables, ids: Sequence[int]) -> D:
-        """Restrict to rows by primary key, with one parameter however many ids there are."""
-        chosen = any_(bindparam(None, list(ids), type_=ARRAY(BigInteger)))
-        return statement.where(tables.messages.c.id == chosen)
+    def is_among(self, tables: Tables, ids: Sequence[int] | None) -> ColumnElement[bool]:
+        """With one parameter however many ids there are."""
+        given: BindParameter[str]
+        given = bindparam("rows") if ids is None else bindparam(None, self.rows(ids))
+        return tables.messages.c.id == any_(cast(type_coerce(given, Text), ARRAY(BigInteger)))
+
+    def rows(self, ids: Sequence[int]) -> Any:
+        """As text: SQLAlchemy and psycopg would look at each element of an array."""
+        return f"{{{','.join(map(str, ids))}}}"
 
     def prepare_own_engine(self, engine: Engine) -> None:
         """Have no statement prepared on the server.
