@@ -120,7 +120,7 @@ class Backlog:
     def failing(self) -> Sequence[Failing]:
         """The failing queues of all brokers, those with most messages first."""
         found = [failing for each in self.brokers for failing in each.failing]
-        return sorted(found, key=lambda failing: -failing.count.number)
+        return sorted(found, key=lambda it: (-it.count.number, it.broker, it.queue))
 
     @property
     def unknown(self) -> Sequence[BrokerBacklog]:
@@ -169,7 +169,7 @@ def look(
     limits, began = thresholds or Thresholds(), time.perf_counter()
 
     def read(connection: Connection) -> Backlog:
-        gauge = Gauge(database.tables, database.dialect, bound=bound)
+        gauge = Gauge(database, bound=bound)
         relays = database.state.relays(connection)
         found = _known(gauge.measure(connection), brokers, relays)
         pending = _pending(connection, gauge, found, limits.pending)

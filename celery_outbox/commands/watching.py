@@ -34,8 +34,6 @@ __all__ = ["watch"]
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
 #: Another size, or back from a stop: what is on the terminal is not what was drawn.
 _REDRAWING = frozenset({signal.SIGWINCH, signal.SIGCONT})
-#: The end of the input is one, too: the terminal is gone.
-_QUITTING = {b"q", b"Q", b"\x1b", b"\x03", b"\x04", b""}
 
 
 def watch(
@@ -63,7 +61,7 @@ def _run(histories: Sequence[History], surface: _Surface, waking: Waking, interv
                 history.looking.begin()
             next_look = max(next_look + interval, time.monotonic())
         came, has_key = waking.wait(next_look - time.monotonic(), *keys)
-        if came & _ENDING or (has_key and os.read(keys[0], 64) in _QUITTING):
+        if came & _ENDING or (has_key and _quits(os.read(keys[0], 64))):
             return
         surface.obey(came)
         for history in histories:
@@ -104,6 +102,11 @@ class Waking:
             signal.set_wakeup_fd(writer)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _quits(typed: bytes) -> bool:
+    """Whether it was q, Ctrl-C, Ctrl-D or Esc alone; or nothing: the terminal is gone."""
+    return typed in {b"", b"\x1b"} or bool(set(typed) & set(b"qQ\x03\x04"))
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

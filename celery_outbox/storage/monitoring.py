@@ -26,9 +26,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import Connection
 
-from .desk import STATES
-from .dialects import Dialect
-from .schema import FAR_FUTURE, Tables
+from .database import Database
+from .desk import STATES, Desk
+from .schema import FAR_FUTURE
 
 __all__ = ["Age", "Count", "Failing", "Gauge", "Measured"]
 
@@ -122,9 +122,10 @@ class Gauge:
         bound: rows that one statement reads at most.
     """
 
-    def __init__(self, tables: Tables, dialect: Dialect, *, bound: int) -> None:
-        self._tables = tables
-        self._dialect = dialect
+    def __init__(self, database: Database, *, bound: int) -> None:
+        self._tables = database.tables
+        self._dialect = database.dialect
+        self._desk = Desk(database)
         self._bound = bound
 
     def now(self, connection: Connection) -> datetime:
@@ -133,20 +134,9 @@ class Gauge:
         now = self._dialect.now()
         return connection.execute(select(now.label("now"))).scalar_one()
 
-    def brokers(self, connection: Connection) -> Sequence[str]:
-        """The brokers that any row is for."""
-        # Each by the index, not by reading every row.
-        name = self._tables.messages.c.broker
-        found: list[str] = []
-        first = connection.execute(select(func.min(name))).scalar()
-        while first is not None:
-            found.append(first)
-            first = connection.execute(select(func.min(name)).where(name > first)).scalar()
-        return found
-
     def measure(self, connection: Connection) -> Sequence[Measured]:
         """Every broker that has rows."""
-        found = {broker: self._ranges(connection, broker) for broker in self.brokers(connection)}
+        found = {broker: self._ranges(connection, broker) for broker in self._desk.brokers(connection)}
         is_cut = {
             broker: any(_is_cut(rows, self._bound) for part, rows in ranges if part.states & _WAITING)
             for broker, ranges in found.items()
@@ -165,7 +155,7 @@ class Gauge:
     def pending(self, connection: Connection, *, limit: int) -> int:
         """How many messages are still to be delivered, in whatever state; no more than ``limit``."""
         c, left = self._tables.messages.c, limit
-        for broker in self.brokers(connection):
+        for broker in self._desk.brokers(connection):
             # Of the claim's index alone: no row is read.
             some: Select[Any] = select(literal_column("1").label("one")).where(
                 c.broker == broker, c.scheduled_at < FAR_FUTURE
@@ -263,7 +253,7 @@ class Gauge:
             if row.queue is not None:
                 numbers[row.queue] = numbers.get(row.queue, 0) + row.number
                 newest[row.queue] = max(newest.get(row.queue, 0), row.newest)
-        most = sorted(numbers, key=lambda queue: -numbers[queue])[:_DESTINATIONS]
+        most = sorted(numbers, key=lambda queue: (-numbers[queue], queue))[:_DESTINATIONS]
         errors = self._errors(connection, [newest[queue] for queue in most])
         return [
             Failing(
