@@ -195,8 +195,8 @@ class Outbox:
 
         Args:
             task_id: of the task.
-            eta: the new time, where a naive one is in the app's time zone, or how long from now on;
-                what has passed means now.
+            eta: the new time, or how long from now on; what has passed means now. A naive datetime is
+                UTC, as Celery takes it.
             database: needed when the id is in several.
 
         False as for ``forget``; also for a message that has failed, that expires before the new time,

@@ -22,7 +22,7 @@ __all__ = ["reschedule_"]
 @click.option(
     "--eta",
     metavar="TIME",
-    help="The new time, as 2030-01-31T12:00:00+00:00; without an offset, in the app's time zone.",
+    help="The new time, as 2030-01-31T12:00:00+01:00; without an offset, UTC.",
 )
 @click.option(
     "--countdown",

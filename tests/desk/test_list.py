@@ -1,14 +1,8 @@
 """``list``: what it shows to people, to programs, and what to nobody."""
 
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
-from fcntl import ioctl
 from pathlib import Path
-from termios import TIOCSWINSZ
 from typing import Any
 
 import pytest
@@ -16,9 +10,9 @@ import pytest
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.schema import FAR_FUTURE
 from tests.desk.conftest import Call
-from tests.relay.commands import ROOT, outbox_command, run
+from tests.desk.terminal import call_on_terminal
+from tests.relay.commands import outbox_command, run
 from tests.schema.test_check import PROJECT, environment
-from tests.schema.test_commands import read_all
 from tests.storage.rows import add, change, claim, hours_from_now, make_message
 
 #: As long as a task id of Celery's own.
@@ -123,6 +117,27 @@ def test_states_can_be_chosen(call: Call, shop: Database) -> None:
     assert [row["state"] for row in found] == ["delayed", "failed"]
 
 
+def test_messages_can_be_chosen_by_task_broker_and_queue(call: Call, shop: Database) -> None:
+    add(shop, make_message("a"), make_message("b", task_name="shop.add.more", queue="slow"))
+    add(shop, make_message("c", broker="billing"), make_message("d", task_name="other"))
+    for arguments, expected in {
+        ("--task", "shop.add"): ["a", "c"],
+        ("--task", "shop.add.*", "--task", "other"): ["b", "d"],
+        ("--queue", "slow"): ["b"],
+        ("--broker", "billing", "--broker", "billing"): ["c"],
+        ("--task", "shop.*", "--broker", "shop", "--queue", "celery"): ["a"],
+        ("--queue", "no such queue"): [],
+    }.items():
+        assert [row["task_id"] for row in rows_of(call, *arguments)] == expected
+
+
+@pytest.mark.parametrize("pattern", ["*.add", "shop.*.add", "shop.**"])
+def test_a_star_that_is_not_at_the_end_is_wrong_usage(pattern: str, call: Call) -> None:
+    done = call("list", "--task", pattern)
+    assert done.exit_code == 2
+    assert "a * at the end alone" in done.stderr
+
+
 def test_json_has_every_field_with_times_in_unix_seconds(call: Call, shop: Database) -> None:
     make_every_state(shop)
     by_id = {row["task_id"]: row for row in rows_of(call)}
@@ -212,19 +227,7 @@ def test_no_terminal_is_too_narrow(columns: int, shop: Database) -> None:
 
 
 def on_a_terminal(columns: int, *arguments: str, **databases: str) -> str:
-    """Call a command on a pseudo-terminal of so many columns and return what is to be seen."""
-    ours, theirs = pty.openpty()
-    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    env = {**environment(**databases), "TERM": "xterm"}
-    process = subprocess.Popen(
-        outbox_command(*arguments, app=PROJECT),
-        cwd=ROOT,
-        env={name: value for name, value in env.items() if name not in {"COLUMNS", "LINES"}},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown = read_all(ours)
-    assert process.wait(timeout=30) == 0, shown
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
+    """Call a command on a terminal of so many columns and return what is to be seen."""
+    shown = call_on_terminal(*arguments, columns=columns, **databases)
+    assert shown.exit_code == 0, shown.text
+    return shown.text

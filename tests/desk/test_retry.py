@@ -182,6 +182,19 @@ def test_all_stands_for_every_message_that_was_tried(
     )
 
 
+def test_all_can_be_narrowed(call: Call, shop: Database, billing: Database) -> None:
+    make_tried(shop, "a")
+    make_failed(shop, "b", "c")
+    change(shop, "c", queue="slow")
+    make_failed(billing, "d")
+    change(billing, "d", task_name="billing.charge")
+    done = call("retry", "all", "--state", "failed", "--task", "shop.*", "--queue", "celery")
+    assert done.stdout == (
+        "shop: 1 message will be tried again\nbilling: 0 messages will be tried again\n"
+    )
+    assert (due(shop), due(billing)) == (["b"], [])
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_all_goes_in_batches_and_misses_nobody(
     size: int, database: Database, monkeypatch: pytest.MonkeyPatch
@@ -223,7 +236,16 @@ def retry(outbox: Outbox, task_id: str) -> None:
     assert outcome.refusal is None
 
 
-@pytest.mark.parametrize("arguments", [[], ["all", "a"], ["a", "--database", "x"]], ids=str)
+WRONG = [
+    [],
+    ["all", "a"],
+    ["a", "--database", "x"],
+    ["a", "--task", "shop.add"],
+    ["all", "--state", "delayed"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=str)
 def test_wrong_usage_changes_nothing(arguments: list[str], call: Call, shop: Database) -> None:
     make_tried(shop, "a")
     before = rows(shop)
