@@ -144,7 +144,7 @@ def test_what_was_not_tried_leaves_within_two_sleeps_of_the_recovery_and_the_tri
         database = site.outbox.databases["default"]
         site.broken(what)
         tried = send(site.outbox)
-        its_time = hours_from_now(3 / 3600)
+        its_time = hours_from_now(4 / 3600)
         change(database, tried, attempts=2, error="gone", scheduled_at=its_time)
         untried = {send(site.outbox) for _ in range(20)} | set(site.stored)
         site.mend()
