@@ -26,11 +26,19 @@ from .commands.schema import schema
 
 __all__ = ["main", "outbox"]
 
-
 _COMMANDS = [relay, restart, list_, monitor, find_, retry_, reschedule_, forget_, prune_, schema]
 
 
-@click.group(name="outbox", commands=_COMMANDS)
+_EPILOG = """\b
+Exit codes:
+  0   done
+  1   something that was asked for was not found, was refused, or failed
+  2   wrong usage; nothing was done
+  12  relay: its memory limit was reached
+"""
+
+
+@click.group(name="outbox", commands=_COMMANDS, epilog=_EPILOG)
 def outbox() -> None:
     """Store tasks in your database, deliver them to the broker."""
 
@@ -45,7 +53,7 @@ class _Context:
     def app(self) -> Celery:
         """The Celery app, found at the first need: help and wrong options need none."""
         name = self._name
-        if name is None:
+        if not (name or "").strip(" .:"):
             raise click.UsageError("Expected -A with the name of a module that holds the Celery app.")
         try:
             return find_app(name)
@@ -55,7 +63,7 @@ class _Context:
             raise click.UsageError(f"-A {name}: {error}.") from error
 
 
-@click.group(name="celery-outbox", commands=outbox.commands)
+@click.group(name="celery-outbox", commands=outbox.commands, epilog=_EPILOG)
 @click.option("-A", "--app", "name", envvar="APP", help="The Celery app, as for `celery -A`.")
 @click.pass_context
 def main(ctx: click.Context, name: str | None) -> None:

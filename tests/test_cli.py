@@ -1,17 +1,21 @@
 """The commands: what they do, what they refuse, and with which exit code they end."""
 
+import os
+import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
 from celery_outbox import Outbox
 from celery_outbox.cli import main
+from celery_outbox.cli import outbox as commands
 from tests.relay.apps import make_outbox, rows, send
-from tests.relay.commands import PROJECT, environment, outbox_command, program, run, running
+from tests.relay.commands import PROJECT, ROOT, environment, outbox_command, program, run, running
 from tests.relay.wire import task_ids
 from tests.storage.rows import add, change, make_message
 from tests.waiting import wait_until
@@ -179,8 +183,12 @@ def test_wrong_usage_ends_with_exit_code_2(
         ([], "Expected -A"),
         (["-A", "no_such_module"], "there is no module named 'no_such_module'"),
         (["-A", "json"], "-A json"),
+        (["-A", ""], "-A"),
+        (["-A", "json:none"], "-A json:none"),
+        (["-A", "."], "-A"),
+        (["-A", "a b/c"], "-A"),
     ],
-    ids=["none", "no module", "no app in it"],
+    ids=["none", "no module", "no app in it", "empty", "no such name", "a dot", "a path"],
 )
 def test_an_app_that_cannot_be_found_is_wrong_usage(
     app: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +205,50 @@ def test_help_needs_no_app(arguments: list[str], monkeypatch: pytest.MonkeyPatch
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 0
     assert "Usage:" in done.output
+
+
+@pytest.mark.parametrize("name", commands.commands)
+def test_every_command_explains_itself_to_a_narrow_terminal(name: str) -> None:
+    done = CliRunner().invoke(main, [name, "--help"], terminal_width=80)
+    assert done.exit_code == 0
+    assert max(map(len, done.output.splitlines())) <= 80
+    for option in (each for each in commands.commands[name].params if isinstance(each, click.Option)):
+        assert option.help
+    if name != "schema":
+        assert "xit code" in done.output
+
+
+COMPLETED = {
+    "celery-outbox re": ["relay", "reschedule", "restart", "retry"],
+    "celery-outbox forget --fo": ["--force"],
+    "celery-outbox list --state re": ["ready", "retrying", "reserved"],
+    "celery-outbox -A shop schema i": ["install"],
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_a_shell_completes_commands_options_and_states(line: str) -> None:
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    env = {**os.environ, **asked, "_CELERY_OUTBOX_COMPLETE": "bash_complete"}
+    done = run([program("celery-outbox")], env)
+    assert [each.removeprefix("plain,") for each in done.stdout.split()] == COMPLETED[line]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_page_says_how_a_shell_learns_to_complete(shell: str) -> None:
+    variable = f"_CELERY_OUTBOX_COMPLETE={shell}_source"
+    assert f"{variable} celery-outbox" in (ROOT / "docs" / "operations.md").read_text()
+    name, _, value = variable.partition("=")
+    done = run([program("celery-outbox")], {**os.environ, name: value})
+    assert (done.returncode, "celery_outbox" in done.stdout) == (0, True)
+
+
+def test_a_pipe_that_is_closed_early_is_no_error(shop: Outbox, env: dict[str, str]) -> None:
+    add(shop.databases["default"], *(make_message(f"{number}" * 200) for number in range(500)))
+    listing = shlex.join(outbox_command("list", "--limit", "500"))
+    done = run(["/bin/sh", "-c", f"{listing} | head -n 1"], env)
+    assert done.stdout.startswith("state")
+    assert done.stderr in {"", "default: there are more than 500; see --limit and --state.\n"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])

@@ -104,7 +104,7 @@ def for_databases(command: F) -> F:
     """Let a command be told one database, as an argument or as an option."""
 
     @click.argument("argument", metavar="[DATABASE]", required=False)
-    @click.option("--database", help="Only this database.")
+    @click.option("--database", metavar="NAME", help="Only this database.")
     @wraps(command)
     def run(argument: str | None, database: str | None, *args: Any, **kwargs: Any) -> Any:
         if None not in {argument, database} and argument != database:

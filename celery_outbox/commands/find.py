@@ -17,7 +17,7 @@ __all__ = ["find_"]
 
 @click.command("find")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--database", help="Only in this database.")
+@click.option("--database", metavar="NAME", help="Only in this database.")
 @click.option("--json", "is_json", is_flag=True, help="As JSON, with whole errors.")
 @click.pass_context
 @reports_errors

@@ -32,7 +32,7 @@ __all__ = ["forget_"]
 @click.command("forget")
 @click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
 @chooses_messages(FORGETTABLE_STATES)
-@click.option("--database", help="Only in this database.")
+@click.option("--database", metavar="NAME", help="Only in this database.")
 @click.option("--force", is_flag=True, help="Do not ask.")
 @click.pass_context
 @reports_errors

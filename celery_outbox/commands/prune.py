@@ -38,7 +38,18 @@ __all__ = ["prune_"]
 def prune_(
     ctx: click.Context, database: str | None, older_than: timedelta | None, states: Sequence[str]
 ) -> None:
-    """Delete kept messages that have been delivered for long."""
+    """Delete kept messages that have been delivered for long.
+
+    Delivered messages are kept where outbox_keep is on; failed ones always, and they go only when they
+    are named. It goes in small steps, and may be interrupted.
+
+    \b
+    Examples:
+      celery-outbox -A shop prune --older-than 7d
+      celery-outbox -A shop prune billing --older-than 30d --state failed
+
+    Exit code 1 when a database could not be used; the others are worked on.
+    """
     if older_than is None:
         raise click.UsageError("Expected --older-than with a duration, such as 90s, 15m, 12h or 7d.")
     each_database(

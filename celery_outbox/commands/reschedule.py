@@ -29,7 +29,7 @@ __all__ = ["reschedule_"]
     type=Duration(allows_zero=True),
     help="The new time from now on: 90s, 15m, 12h, 7d; 0 is now.",
 )
-@click.option("--database", help="Only in this database.")
+@click.option("--database", metavar="NAME", help="Only in this database.")
 @click.pass_context
 @reports_errors
 def reschedule_(
@@ -48,8 +48,8 @@ def reschedule_(
 
     \b
     Examples:
-      celery-outbox -A shop reschedule 8f14e45f-ceea-467f-9a0b-1c2d3e4f5a6b --countdown 2h
-      celery-outbox -A shop reschedule 8f14e45f-ceea-467f-9a0b-1c2d3e4f5a6b --eta 2030-01-31T12:00+01:00
+      celery-outbox -A shop reschedule TASK_ID --countdown 2h
+      celery-outbox -A shop reschedule TASK_ID --eta 2030-01-31T12:00+01:00
 
     Exit code 1 when anything that was asked for was not done.
     """

@@ -21,6 +21,8 @@ def restart(ctx: click.Context) -> None:
     """Let every running relay of this app finish its batches and end with exit code 0.
 
     Their supervisors start them again. Relays of other apps in the same tables go on.
+
+    Exit code 1 when a database could not be used; relays of the others are told.
     """
     box = find_outbox(ctx)
     each_database(ctx, choose_databases(box, None), partial(_restart, app=box.settings.name))

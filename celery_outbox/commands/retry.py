@@ -19,7 +19,7 @@ __all__ = ["retry_"]
 @click.command("retry")
 @click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
 @chooses_messages(["ready", "retrying", "failed"])
-@click.option("--database", help="Only in this database.")
+@click.option("--database", metavar="NAME", help="Only in this database.")
 @click.pass_context
 @reports_errors
 def retry_(ctx: click.Context, ids: Sequence[str], chosen: Filter, database: str | None) -> None:
