@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from tests import servers
 from tests.crash.boundaries import BOUNDARIES, Boundary, crash
-from tests.crash.cuts import cut_at_every_reply
+from tests.crash.cuts import cut_at_each
 from tests.crash.kills import kill_at_random
 from tests.crash.places import BROKERS, DATABASES, Count, Stage
 from tests.crash.report import Results, Sheet, sheets
@@ -36,15 +37,19 @@ HEADING = "## Results\n"
 def main() -> int:
     """Run what the command line asks for."""
     given = _arguments()
-    console = Console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(markup=False)
     results, began = Results(), time.monotonic()
     with started(given.broker, given.database) as (stage, running):
         machine = _machine(running)
         console.print(machine, f"seed {given.seed}")
-        with ThreadPoolExecutor(given.jobs) as pool:
+        pool = ThreadPoolExecutor(given.jobs)
+        try:
             jobs = {pool.submit(work): name for name, work in _jobs(given, stage, results)}
             for job in as_completed(jobs):
                 console.print(f"{time.monotonic() - began:6.0f} s  {jobs[job]}: {job.result()}")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     _in_order(results)
     tables = sheets(results, given.kills)
     for sheet in tables:
@@ -52,7 +57,7 @@ def main() -> int:
     if given.markdown:
         _write(given.markdown, machine, _command(given), tables)
     for each in (wrong := results.wrong()):
-        console.print(f"[bold]WRONG[/bold] {each}")
+        console.print(f"WRONG {each}")
     return bool(wrong)
 
 
@@ -85,27 +90,39 @@ def _jobs(
         # Each wire once: what is at the other end of the relay matters little to it.
         wires = [(broker, given.database[0], "broker") for broker in given.broker]
         wires += [(given.broker[0], each, "database") for each in given.database if each != "sqlite"]
-        for wire in wires:
-            yield f"{' '.join(wire[:2])}, cuts to the {wire[2]}", partial(_cut, stage, results, *wire)
+        for broker, database, wire in wires:
+            for what in ("requests", "replies"):
+                name = f"{broker} {database}, cut {what} of the {wire}"
+                yield name, partial(_cut, stage, results, broker, database, wire, what)
 
 
 def _crash(stage: Stage, results: Results, broker: str, database: str, boundary: Boundary) -> Count:
     with stage.place(broker, database) as place:
-        count = crash(place, boundary)
+        count = _tried(lambda: crash(place, boundary))
     results.cells.setdefault((broker, database), {})[boundary.name] = count
     return count
 
 
 def _kill(stage: Stage, results: Results, broker: str, database: str, kills: int, seed: int) -> Count:
     with stage.place(broker, database) as place:
-        count = results.kills[broker, database] = kill_at_random(place, kills, seed)
+        count = _tried(lambda: kill_at_random(place, kills, seed))
+    results.kills[broker, database] = count
     return count
 
 
-def _cut(stage: Stage, results: Results, broker: str, database: str, wire: str) -> Count:
+def _cut(stage: Stage, results: Results, broker: str, database: str, wire: str, what: str) -> Count:
     with stage.place(broker, database) as place:
-        found = results.cuts[broker, database, wire] = cut_at_every_reply(place, wire)
-    return found[1]
+        count = _tried(lambda: cut_at_each(place, wire, what))
+    results.cuts[broker, database, wire, what] = count
+    return count
+
+
+def _tried(work: Callable[[], Count]) -> Count:
+    """What goes wrong in one place does not end the others."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - of any client
+        return Count(trouble=f"{type(error).__name__}: {error}")
 
 
 def _in_order(results: Results) -> None:

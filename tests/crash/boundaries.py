@@ -4,7 +4,7 @@ import signal
 from dataclasses import dataclass
 from subprocess import TimeoutExpired
 
-from tests.crash.places import Arrivals, Count, Place
+from tests.crash.places import PATIENCE, Arrivals, Count, Place
 
 #: Messages of a cell.
 STORED = 50
@@ -65,7 +65,7 @@ def crash(place: Place, boundary: Boundary) -> Count:
     place.store(STORED)
     with place.relaying("--batch", str(boundary.batch), crash=boundary.name) as doomed:
         try:
-            code = doomed.wait(30)
+            code = doomed.wait(PATIENCE)
         except TimeoutExpired:
             return Count(trouble=f"not killed:\n{doomed.output}")
         if code != -signal.SIGKILL:

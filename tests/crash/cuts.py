@@ -1,4 +1,4 @@
-"""A relay whose connections are cut at each of the replies that it gets, one run for each."""
+"""A relay whose connections are cut at each request that it makes and each reply that it gets."""
 
 import itertools
 import threading
@@ -14,25 +14,27 @@ from tests.proxy import TcpProxy
 STORED = 3 * SMALL
 
 
-class ReplyCutter(TcpProxy):
-    """Cuts every connection instead of forwarding the n-th reply.
+class Cutter(TcpProxy):
+    """Cuts every connection instead of forwarding the n-th thing that comes by, of one direction.
 
-    The server has done what was asked, and the client never learns it.
+    Of ``requests``: the client has sent it, the server never gets it. Of ``replies``: the server has
+    done what was asked, and the client never learns it.
     """
 
-    def __init__(self, host: str, port: int, number: int) -> None:
+    def __init__(self, host: str, port: int, what: str, number: int) -> None:
         self._counting = threading.Lock()
+        self._counts_replies = what == "replies"
         self._left = number
         super().__init__(host, port)
 
     @property
     def has_cut(self) -> bool:
-        """Whether there were so many replies."""
+        """Whether there were so many of them."""
         return self._left <= 0
 
     def spend(self, size: int, *, is_reply: bool) -> int:
-        """Let nothing pass of the reply whose turn it is."""
-        if is_reply:
+        """Let nothing pass of the one whose turn it is."""
+        if is_reply == self._counts_replies:
             with self._counting:
                 self._left -= 1
                 if self._left == 0:
@@ -40,15 +42,15 @@ class ReplyCutter(TcpProxy):
         return super().spend(size, is_reply=is_reply)
 
 
-def cut(place: Place, wire: str, number: int) -> tuple[Count, bool]:
-    """Cut at one reply, on the wire to the ``broker`` or to the ``database``.
+def cut(place: Place, wire: str, what: str, number: int) -> tuple[Count, bool]:
+    """Cut at one of the ``requests`` or ``replies`` on the wire to the ``broker`` or the ``database``.
 
-    Returns what came of it, and whether the relay got as many replies at all.
+    Returns what came of it, and whether there were as many at all.
     """
     place.stored.clear()
     place.store(STORED)
     url = place.broker if wire == "broker" else place.database
-    with closing(ReplyCutter(HOST, urlsplit(url).port or 0, number)) as proxy:
+    with closing(Cutter(HOST, urlsplit(url).port or 0, what, number)) as proxy:
         way = {wire: proxy.through(url)}
         with place.relaying("--batch", str(SMALL), **way) as relay:
             trouble = place.finish(relay)
@@ -56,16 +58,21 @@ def cut(place: Place, wire: str, number: int) -> tuple[Count, bool]:
     return Arrivals(place=place).count(SMALL * THREADS, trouble), has_cut
 
 
-def cut_at_every_reply(place: Place, wire: str) -> tuple[int, Count]:
-    """Cut at the first reply, at the second and so on, until the relay gets through.
+def cut_at_each(place: Place, wire: str, what: str, first: int = 1) -> Count:
+    """Cut at the ``first``, at the next and so on, until the relay gets through.
 
-    Returns how many cuts there were, and all runs added up; the duplicates are those of the worst, and
-    what is allowed is that of a single run.
+    Returns all runs added up; the duplicates are those of the worst, and what is allowed is that of a
+    single run.
     """
     total = Count()
-    for number in itertools.count(1):
-        count, has_cut = cut(place, wire, number)
+    for number in itertools.count(first):
+        count, has_cut = cut(place, wire, what, number)
         total = total.and_worst_of(count)
         if not has_cut or not count.is_right:
-            return number - (not has_cut), total
-    raise AssertionError("unreachable")
+            break
+    return total
+
+
+def cuts_of(total: Count) -> int:
+    """How many cuts there were: in all runs but the last."""
+    return total.stored // STORED - 1

@@ -5,7 +5,7 @@ import threading
 from contextlib import ExitStack
 from subprocess import TimeoutExpired
 
-from tests.crash.places import STARTED, Arrivals, Count, Place
+from tests.crash.places import PATIENCE, STARTED, Arrivals, Count, Place
 from tests.relay.commands import Running
 from tests.waiting import wait_until
 
@@ -70,13 +70,15 @@ def kill_at_random(place: Place, kills: int, seed: int) -> Count:
         relays = [start() for _ in range(RELAYS)]
         for _ in range(kills):
             doomed = relays.pop(0)
-            doomed.wait_for(STARTED)
+            doomed.wait_for(STARTED, PATIENCE)
             if code := _ends_within(doomed, chance.uniform(0, LONGEST)):
                 return Count(trouble=f"a relay ended by itself with {code}:\n{doomed.output}")
             doomed.popen.kill()
             relays.append(start())
         arrived = len(load.arrivals.times)
-        wait_until(lambda: len(load.arrivals.times) > arrived, 30, "a delivery after the last kill")
+        wait_until(
+            lambda: len(load.arrivals.times) > arrived, PATIENCE, "a delivery after the last kill"
+        )
     with place.relaying() as relay:
         trouble = place.finish(relay)
     return load.arrivals.count(kills * BATCH * THREADS, trouble)

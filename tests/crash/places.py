@@ -1,5 +1,6 @@
 """Where it happens: an empty database and an empty broker, and the messages that were stored there."""
 
+import shutil
 import signal
 import uuid
 from collections import Counter
@@ -21,6 +22,8 @@ from tests.waiting import wait_until
 SETTINGS = {"retry_after": 2}
 #: What a relay logs when it begins, and can be told to end.
 STARTED = "Relaying from"
+#: Seconds after which something hangs, on a machine that has much else to do.
+PATIENCE = 600
 #: Of each message's argument: whole batches fit into no single read of a socket.
 TEXT = "a line of an order, " * 50
 #: Groups of a FIFO queue; of each, one message at a time is on its way.
@@ -120,6 +123,9 @@ class Place:
         )
         project = "tests.crash.doomed" if crash else "tests.relay.shop"
         command = outbox_command("relay", "--sleep", "0.05s", *options, app=project)
+        if setpriv := shutil.which("setpriv"):
+            # Or it would go on when this process is killed.
+            command = [setpriv, "--pdeathsig", "KILL", *command]
         env |= {"CRASH": crash, "PYTHONFAULTHANDLER": "1"}
         with running(command, self.directory, env) as relay:
             yield relay
@@ -127,10 +133,10 @@ class Place:
     def finish(self, relay: Running) -> str:
         """Let a relay deliver what is left, and end it; what was in the way, if anything was."""
         try:
-            relay.wait_for(STARTED)
-            wait_until(lambda: not self.rows(), 60, "the end of every row")
+            relay.wait_for(STARTED, PATIENCE)
+            wait_until(lambda: not self.rows(), PATIENCE, "the end of every row")
             relay.send(signal.SIGTERM)
-            code = relay.wait()
+            code = relay.wait(PATIENCE)
         except (AssertionError, TimeoutExpired) as error:
             with suppress(TimeoutExpired):
                 relay.send(signal.SIGABRT)  # says where each thread is

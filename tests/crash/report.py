@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.crash.boundaries import BOUNDARIES, STORED
+from tests.crash.cuts import cuts_of
 from tests.crash.places import Count
 
 #: A kind of broker and a kind of database.
@@ -32,12 +33,12 @@ class Results:
     Attributes:
         cells: by the boundary's name, for each pair.
         kills: of random kills.
-        cuts: how many there were, and what came of them, by the pair and the wire.
+        cuts: by the pair, the wire and what was cut.
     """
 
     cells: dict[Pair, dict[str, Count]] = field(default_factory=dict)
     kills: dict[Pair, Count] = field(default_factory=dict)
-    cuts: dict[tuple[str, str, str], tuple[int, Count]] = field(default_factory=dict)
+    cuts: dict[tuple[str, str, str, str], Count] = field(default_factory=dict)
 
     def wrong(self) -> Sequence[str]:
         """What has not kept its promise."""
@@ -45,7 +46,7 @@ class Results:
             f"{pair} {name}": count for pair, row in self.cells.items() for name, count in row.items()
         }
         found |= {f"{pair} kills": count for pair, count in self.kills.items()}
-        found |= {f"{wire} cuts": count for wire, (_, count) in self.cuts.items()}
+        found |= {f"{wire} cuts": count for wire, count in self.cuts.items()}
         return [f"{name}: {count}" for name, count in found.items() if not count.is_right]
 
 
@@ -110,21 +111,31 @@ def _kills(counts: Mapping[Pair, Count], kills: int) -> Sheet:
     )
 
 
-def _cuts(found: Mapping[tuple[str, str, str], tuple[int, Count]]) -> Sheet:
+def _cuts(found: Mapping[tuple[str, str, str, str], Count]) -> Sheet:
     return Sheet(
-        title="Cut at every reply",
-        headings=["the wire to", "the other one", "cuts", "messages", "lost", "duplicates", "at most"],
+        title="Cut at each request and each reply",
+        headings=[
+            "the wire to",
+            "what is cut",
+            "the other end",
+            "cuts",
+            "messages",
+            "lost",
+            "duplicates",
+            "at most",
+        ],
         rows=[
             [
                 NAMES[broker if wire == "broker" else database],
+                what,
                 NAMES[database if wire == "broker" else broker],
-                str(number),
+                str(cuts_of(each)),
                 f"{each.stored:,}",
                 _lost([each]),
                 _cell(each),
                 str(each.allowed),
             ]
-            for (broker, database, wire), (number, each) in found.items()
+            for (broker, database, wire, what), each in found.items()
         ],
     )
 

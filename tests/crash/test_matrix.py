@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.boundaries import BOUNDARIES, STORED, Boundary, crash
-from tests.crash.cuts import cut
+from tests.crash.cuts import cut, cut_at_each, cuts_of
 from tests.crash.kills import kill_at_random
 from tests.crash.places import Place, Stage
 from tests.servers import DatabaseServer, RedisServer
@@ -37,13 +37,21 @@ def test_a_relay_killed_at_a_boundary_loses_nothing_and_doubles_no_more_than_it_
         assert count.duplicates == STORED
 
 
+def test_a_relay_cut_off_at_each_request_that_carries_a_batch_goes_on(place: Place) -> None:
+    # Before, it connects and declares.
+    total = cut_at_each(place, "broker", "requests", first=15)
+    assert total.is_right, total
+    assert cuts_of(total) >= 3
+
+
 @pytest.mark.parametrize(
-    ("wire", "number"), [("broker", 3), ("broker", 8), ("database", 12), ("database", 40)]
+    ("wire", "what", "number"),
+    [("broker", "replies", 17), ("database", "requests", 30), ("database", "replies", 30)],
 )
-def test_a_relay_whose_connections_are_cut_at_a_reply_goes_on(
-    wire: str, number: int, place: Place
+def test_a_relay_whose_connections_are_cut_goes_on(
+    wire: str, what: str, number: int, place: Place
 ) -> None:
-    count, has_cut = cut(place, wire, number)
+    count, has_cut = cut(place, wire, what, number)
     assert has_cut
     assert count.is_right, count
 
