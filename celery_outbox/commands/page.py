@@ -127,7 +127,7 @@ def _urgent(history: History, *, is_one: bool) -> Iterator[Text]:
         yield Text(f"DOWN: {printable(str(trouble))}", "bold red")
     elif history.backlog is not None:
         for text in [*alarms(history.backlog), *failures(history.backlog.failing)]:
-            yield Text(name, "bold") + text
+            yield Text.assemble((name, "bold"), text)
 
 
 def _database(history: History, width: int) -> Iterator[RenderableType]:

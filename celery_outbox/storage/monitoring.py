@@ -114,6 +114,13 @@ class _Front:
     ages: Mapping[str, timedelta]
     rest: timedelta | None
 
+    def improve(self, broker: str, age: Age) -> Age:
+        """Correct an age that is "at least" by what stands here."""
+        known = [each for each in (age.duration, self.ages.get(broker)) if each is not None]
+        oldest = max(known, default=None)
+        is_exact = self.rest is None or (oldest is not None and oldest >= self.rest)
+        return Age(duration=oldest, is_exact=is_exact)
+
 
 class Gauge:
     """The message table of one database, as one measures it; it only reads.
@@ -137,16 +144,12 @@ class Gauge:
     def measure(self, connection: Connection) -> Sequence[Measured]:
         """Every broker that has rows."""
         found = {broker: self._ranges(connection, broker) for broker in self._desk.brokers(connection)}
-        is_cut = {
-            broker: any(_is_cut(rows, self._bound) for part, rows in ranges if part.states & _WAITING)
-            for broker, ranges in found.items()
-        }
-        front = self._front(connection) if any(is_cut.values()) else None
+        ages = self._ages(connection, found)
         return [
             Measured(
                 broker=broker,
                 counts=self._counts(ranges),
-                age=_age(broker, ranges, front if is_cut[broker] else None),
+                age=ages[broker],
                 failing=self._failing(connection, broker, ranges),
             )
             for broker, ranges in found.items()
@@ -206,14 +209,38 @@ class Gauge:
             self._ago(func.min(front.c.since)).label("age"),
         ).group_by(front.c.state, front.c.queue)
 
-    def _front(self, connection: Connection) -> _Front:
+    def _ages(self, connection: Connection, found: Mapping[str, _Ranges]) -> Mapping[str, Age]:
+        """Of each broker, from what was found; where that was cut, from the lowest ids, too."""
+        ages = {
+            broker: Age(
+                duration=max(
+                    (_seconds(row.age) for row in _all_rows(ranges) if row.age is not None),
+                    default=None,
+                ),
+                is_exact=not any(
+                    _is_cut(rows, self._bound) for part, rows in ranges if part.states & _WAITING
+                ),
+            )
+            for broker, ranges in found.items()
+        }
+        # Mostly a few of them are enough.
+        for bound in (self._bound // 10, self._bound):
+            if bound and not all(age.is_exact for age in ages.values()):
+                front = self._front(connection, bound)
+                ages = {
+                    broker: age if age.is_exact else front.improve(broker, age)
+                    for broker, age in ages.items()
+                }
+        return ages
+
+    def _front(self, connection: Connection, bound: int) -> _Front:
         """Rows of all brokers in the order of their ids: the oldest, whatever became of their attempts.
 
         In an outage every row waits for some next attempt, in an order that says nothing of its age.
         """
         c = self._tables.messages.c
         some = select(c.broker, c.created_at, self._due_since().label("since"))
-        first = some.order_by(c.id).limit(self._bound).subquery()
+        first = some.order_by(c.id).limit(bound).subquery()
         rows = connection.execute(
             select(
                 first.c.broker,
@@ -223,7 +250,7 @@ class Gauge:
             ).group_by(first.c.broker)
         ).all()
         # Ids are handed out in the order in which rows are stored.
-        is_all = sum(row.number for row in rows) < self._bound
+        is_all = sum(row.number for row in rows) < bound
         return _Front(
             ages={row.broker: _seconds(row.age) for row in rows if row.age is not None},
             rest=None if is_all else min(_seconds(row.youngest) for row in rows),
@@ -304,20 +331,6 @@ def _all_rows(ranges: _Ranges) -> Iterator[Row[Any]]:
 
 def _is_cut(rows: Sequence[Row[Any]], bound: int) -> bool:
     return bool(sum(row.number for row in rows) >= bound)
-
-
-def _age(broker: str, ranges: _Ranges, front: _Front | None) -> Age:
-    """The greatest age that was seen; ``front`` None: every row that waits was."""
-    ages = [_seconds(row.age) for row in _all_rows(ranges) if row.age is not None]
-    if front is None:
-        return Age(duration=max(ages, default=None))
-    if broker in front.ages:
-        ages.append(front.ages[broker])
-    oldest = max(ages, default=None)
-    return Age(
-        duration=oldest,
-        is_exact=front.rest is None or (oldest is not None and oldest >= front.rest),
-    )
 
 
 def _seconds(number: Any) -> timedelta:

@@ -59,9 +59,9 @@ def _median(measured: list[Round], name: str) -> float:
 
 
 def _pattern(shop: Shop) -> Pattern:
-    """Dispatch one task with about 1 kB of arguments and read what was stored."""
+    """Dispatch one task with small arguments, so that rows hold all they have, and read the row."""
     with Session(shop.engine) as session, session.begin():
-        shop.stored.apply_async(("x" * 1000,), via_outbox=True)
+        shop.stored.apply_async((4711,), {"copy_to": "ada@example.org"}, via_outbox=True)
     table = shop.outbox.databases["default"].tables.messages
     with shop.engine.connect() as connection:
         row = connection.execute(sa.select(table)).one()
