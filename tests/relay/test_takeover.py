@@ -1,9 +1,11 @@
 """Two relay processes at one batch: one stops for two leases, the other has it when it comes back."""
 
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,6 +32,10 @@ def test_a_relay_stopped_for_two_leases_touches_nothing_of_the_process_that_took
     tcp_proxy: Callable[[str, int], TcpProxy],
     tmp_path: Path,
 ) -> None:
+    if database_url.startswith("sqlite"):
+        with closing(sqlite3.connect(urlsplit(database_url).path[1:])) as connection:
+            # Otherwise one that is stopped while it reads would lock out all who write.
+            connection.execute("PRAGMA journal_mode=WAL")
     outbox, port = open_outbox(redis_url, database_url), urlsplit(redis_url).port or 0
     wires = [tcp_proxy(HOST, port), tcp_proxy(HOST, port)]
     envs = [
@@ -41,12 +47,14 @@ def test_a_relay_stopped_for_two_leases_touches_nothing_of_the_process_that_took
         )
         for wire, lease in zip(wires, (LEASE, 300), strict=True)
     ]
-    task, command = outbox.app.tasks["shop.add"], outbox_command("relay", "--sleep", "0.1")
+    task, command = outbox.app.tasks["shop.add"], outbox_command("relay", "--sleep", "0.2")
     with (
         running(command, tmp_path, envs[0]) as first,
         running(command, tmp_path, envs[1]) as second,
     ):
-        warm = []
+        database, warm = outbox.databases["default"], []
+        # Nor may one be stopped while it writes its own row.
+        wait_until(lambda: len(database.read(database.state.relays)) == 2, 30, "both relays")
         for one, other in ((first, second), (second, first)):
             one.wait_for("Relaying from")
             other.send(signal.SIGSTOP)
