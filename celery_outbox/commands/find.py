@@ -15,7 +15,7 @@ from .tables import printable, show_messages
 __all__ = ["find_"]
 
 
-@click.command("find")
+@click.command("find", short_help="Say where tasks are.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--database", metavar="NAME", help="Only in this database.")
 @click.option("--json", "is_json", is_flag=True, help="As JSON, with whole errors.")

@@ -29,7 +29,7 @@ from .tables import printable, show_messages
 __all__ = ["forget_"]
 
 
-@click.command("forget")
+@click.command("forget", short_help="Delete messages before their delivery.")
 @click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
 @chooses_messages(FORGETTABLE_STATES)
 @click.option("--database", metavar="NAME", help="Only in this database.")

@@ -15,7 +15,7 @@ from .tables import show_messages
 __all__ = ["list_"]
 
 
-@click.command("list")
+@click.command("list", short_help="Show the stored messages.")
 @click.option(
     "--limit",
     type=click.IntRange(1),

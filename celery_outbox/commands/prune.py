@@ -17,7 +17,7 @@ from .reporting import counting, each_database
 __all__ = ["prune_"]
 
 
-@click.command("prune")
+@click.command("prune", short_help="Delete kept messages.")
 @click.option(
     "--older-than",
     type=Duration(),

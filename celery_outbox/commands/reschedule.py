@@ -17,7 +17,7 @@ from .tables import utc
 __all__ = ["reschedule_"]
 
 
-@click.command("reschedule")
+@click.command("reschedule", short_help="Move messages to another time.")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option(
     "--eta",

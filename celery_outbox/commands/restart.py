@@ -14,7 +14,7 @@ from .reporting import each_database
 __all__ = ["restart"]
 
 
-@click.command()
+@click.command(short_help="Let the relays be started again.")
 @click.pass_context
 @reports_errors
 def restart(ctx: click.Context) -> None:

@@ -16,7 +16,7 @@ from .tables import utc
 __all__ = ["retry_"]
 
 
-@click.command("retry")
+@click.command("retry", short_help="Make messages that were tried due now.")
 @click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
 @chooses_messages(["ready", "retrying", "failed"])
 @click.option("--database", metavar="NAME", help="Only in this database.")
