@@ -158,17 +158,23 @@ class Arrivals:
     times: Counter[str] = field(default_factory=Counter)
     torn: int = 0
 
-    def take(self) -> int:
-        """Take everything off the queue; return how much that was."""
-        app, count = self.place.outbox.app, 0
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[], int]]:
+        """Connect, and yield what takes everything off the queue and returns how much that was."""
+        app = self.place.outbox.app
         with app.connection_for_read() as connection:
             queue = app.amqp.queues[self.place.queue].bind(connection.default_channel)
             queue.declare()
-            while (message := queue.get()) is not None:
-                message.ack()
-                self._note(message)
-                count += 1
-        return count
+
+            def take() -> int:
+                count = 0
+                while (message := queue.get()) is not None:
+                    message.ack()
+                    self._note(message)
+                    count += 1
+                return count
+
+            yield take
 
     def _note(self, message: Any) -> None:
         task_id = message.headers["id"]
@@ -182,7 +188,8 @@ class Arrivals:
 
         ``allowed`` are the duplicates of a broker that does not know them itself.
         """
-        self.take()
+        with self.reading() as take:
+            take()
         stored = self.place.stored
         return Count(
             stored=len(stored),
