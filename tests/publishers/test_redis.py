@@ -117,10 +117,7 @@ def test_what_redis_refuses_holds_no_other(client: redis.Redis, redis_url: str) 
 
 def test_what_cannot_be_written_holds_no_other(client: redis.Redis, redis_url: str) -> None:
     publisher = connected(redis_url)
-    corrupt = [
-        type(each)(**{name: getattr(each, name) for name in each.__slots__} | {"envelope": text})
-        for each, text in [(message(), "{}"), (message(), "corrupt")]
-    ]
+    corrupt = [message()._replace(envelope=text) for text in ("{}", "corrupt")]
     messages = [message(), *corrupt, message()]
     outcome = publish(publisher, messages)
     assert set(outcome.errors) == {each.id for each in corrupt}

@@ -207,11 +207,7 @@ def test_what_botocore_itself_refuses_stays_alone_and_its_value_is_not_told(
 def test_what_cannot_be_read_or_has_no_queue_holds_no_other(
     stub: SQSStub, open_publisher: OpenPublisher
 ) -> None:
-    kind = ClaimedMessage
-    corrupt = [
-        kind(**{name: getattr(each, name) for name in each.__slots__} | {"envelope": text})
-        for each, text in [(message(), "{}"), (message(), "corrupt")]
-    ]
+    corrupt = [message()._replace(envelope=text) for text in ("{}", "corrupt")]
     exchange = Exchange("orders", "direct")
     lost = message(exchange=exchange, routing_key="nowhere", declare=[exchange])
     others = [message(), message()]

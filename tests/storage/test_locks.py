@@ -78,20 +78,21 @@ def test_two_relays_that_settle_at_once_do_not_wait_for_each_other(
         assert impatient.run(partial(settle_all, second, how, impatient)) == 10
 
 
-@pytest.mark.parametrize("what", ["revive", "prune"])
+@pytest.mark.parametrize("what", ["revive", "prune", "forget"])
 def test_what_an_operator_does_waits_for_no_insert_either(
     what: str, impatient: Database, application: sa.Connection
 ) -> None:
     impatient.store.add(application, [make_message("uncommitted")])
     add(impatient, *(make_message(f"{number}") for number in range(5)))
     change(impatient, attempts=1)
-    desk = Desk(impatient.tables, impatient.dialect)
+    desk = Desk(impatient)
     numbers = [message.id for message in impatient.read(partial(desk.messages, limit=9))]
     work: dict[str, Callable[[sa.Connection], int]] = {
         "revive": partial(desk.revive, ids=numbers),
         "prune": partial(desk.prune, ids=numbers, state="delivered", older_than=HOUR),
+        "forget": partial(desk.forget, ids=numbers),
     }
-    assert impatient.run(work[what]) == {"revive": 5, "prune": 0}[what]
+    assert impatient.run(work[what]) == {"revive": 5, "prune": 0, "forget": 5}[what]
     application.rollback()
 
 

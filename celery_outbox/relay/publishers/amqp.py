@@ -274,7 +274,7 @@ class AMQPPublisher(KombuPublisher):
         parts = EnvelopeParts.of(message.envelope)
         if not Properties.of(parts).are_plain:
             declared = replace(Envelope.from_text(message.envelope), declare=())
-            super()._send(replace(message, envelope=declared.to_text()), read_at)
+            super()._send(message._replace(envelope=declared.to_text()), read_at)
             return
         properties = parts.read_properties()
         if (expiration := expiration_of(message, read_at)) is not None:

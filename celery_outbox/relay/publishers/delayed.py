@@ -38,4 +38,4 @@ def with_delay_left(message: ClaimedMessage, read_at: float) -> ClaimedMessage:
     seconds = min(math.ceil(left), 2**_DIGITS - 1) if left >= 1 else 0
     digits = ".".join(f"{seconds:0{_DIGITS}b}")
     routing_key = f"{digits}.{envelope.routing_key[delay.end() :]}"
-    return replace(message, envelope=replace(envelope, routing_key=routing_key).to_text())
+    return message._replace(envelope=replace(envelope, routing_key=routing_key).to_text())
