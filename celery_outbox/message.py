@@ -181,6 +181,8 @@ class ClaimedMessage(NamedTuple):
             was asked.
         expires_in: seconds from the claim until its deadline, negative when it has passed; None
             when it has none.
+        waited: seconds from its intended time, or from its storing where that is later, to the claim;
+            negative when the broker takes it before its time.
     """
 
     id: int
@@ -195,6 +197,7 @@ class ClaimedMessage(NamedTuple):
     due_in: float | None = None
     expires_in: float | None = None
     retry: RetryPolicy | None = None
+    waited: float = 0.0
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -233,6 +233,7 @@ class OutboxStore:
             c.max_delay,
             self.dialect.seconds_until(c.deliver_at).label("due_in"),
             self.dialect.seconds_until(c.expires_at).label("expires_in"),
+            self.dialect.seconds_until(c.created_at).label("created_in"),
         ]
 
     # The statements that end most batches are made once: making one costs as much as running it.
@@ -299,7 +300,7 @@ _DUE_ORDER = itemgetter(0, 1)
 def _claimed(row: Sequence[Any]) -> ClaimedMessage:
     # In the order of _claimed_columns(): by their names it would take three times as long.
     _, id_, created_at, broker, task_id, task_name, queue, message, body, attempts, *policy = row
-    max_attempts, base_delay, max_delay, due_in, expires_in = policy
+    max_attempts, base_delay, max_delay, due_in, expires_in, created_in = policy
     return ClaimedMessage(
         id=id_,
         # Tables of several databases count from 1, and callers may choose the task id.
@@ -314,6 +315,7 @@ def _claimed(row: Sequence[Any]) -> ClaimedMessage:
         due_in=None if due_in is None else float(due_in),
         expires_in=None if expires_in is None else float(expires_in),
         retry=None if base_delay is None else _retry(max_attempts, base_delay, max_delay),
+        waited=-float(created_in if due_in is None or due_in < created_in else due_in),
     )
 
 

@@ -8,7 +8,18 @@ import sqlalchemy as sa
 
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.install import install
-from tests.storage.rows import HOUR, add, claim, fail, ids, make_message, rows
+from tests.storage.rows import (
+    HOUR,
+    add,
+    change,
+    claim,
+    claim_one,
+    fail,
+    hours_from_now,
+    ids,
+    make_message,
+    rows,
+)
 from tests.waiting import wait_until
 
 #: Of reading two clocks one after the other on a busy machine.
@@ -156,3 +167,18 @@ def test_producer_and_relay_may_use_different_time_zones(
     assert ids(claim(producer)) == []
     producers.dispose()
     relays.dispose()
+
+
+@pytest.mark.parametrize(
+    ("created", "deliver", "waited"),
+    [(-2, None, 2), (-3, -1, 1), (-1, -3, 1), (-1, 0.5, -0.5)],
+    ids=["no delay", "a delay that is over", "a time that had passed at the dispatch", "taken early"],
+)
+def test_a_claim_tells_how_long_a_message_has_waited_beyond_its_delay(
+    database: Database, created: float, deliver: float | None, waited: float
+) -> None:
+    add(database, make_message())
+    intended = None if deliver is None else hours_from_now(deliver)
+    change(database, created_at=hours_from_now(created), deliver_at=intended)
+    _, message = claim_one(database)
+    assert message.waited == pytest.approx(waited * 3600, abs=SLACK.total_seconds())
