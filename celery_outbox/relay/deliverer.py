@@ -27,6 +27,7 @@ from .connections import Connections
 from .heartbeat import Heartbeat
 from .limits import Budget
 from .lines import Parted
+from .observing import Observer, Pulse
 from .options import RelayOptions
 from .outages import Outages
 from .publishers.kombu import text_of
@@ -79,6 +80,9 @@ class Deliverer:
         heartbeat: Heartbeat,
         budget: Budget,
         options: RelayOptions,
+        *,
+        pulse: Pulse,
+        observer: Observer | None = None,
     ) -> None:
         self.has_worked = False
         self._turns = turns
@@ -86,10 +90,11 @@ class Deliverer:
         self._heartbeat = heartbeat
         self._budget = budget
         self._options = options
-        self.settler = Settler(turns, budget, keep=options.keep)
+        self.settler = Settler(turns, budget, keep=options.keep, observer=observer)
         self._outages = Outages()
         self._warned: set[str] = set()
-        self._holding: set[int] = set()
+        self._pulse = pulse
+        self._longest: dict[str, float] = {}
 
     def serve(self, turn: Turn, limit: int | None = None) -> Served:
         """Deliver one batch of at most ``limit`` messages; never raises what can go wrong here."""
@@ -99,6 +104,7 @@ class Deliverer:
             database = turn.database.name
             reason = str(error) if isinstance(error, OutboxError) else text_of(error)
             self._outages.begin("database", database, reason)
+            self._pulse.used.discard(database)
             # However busy the others are: it is not asked all the time.
             self._turns.rest(database=database)
             for each in self._turns.all:
@@ -106,12 +112,12 @@ class Deliverer:
                     each.horizon.forget()
             return Served()
         finally:
-            self._holding.discard(threading.get_ident())
+            self._pulse.limits.pop(threading.get_ident(), None)
 
     @property
     def has_batches(self) -> bool:
         """Whether a batch is between its claim and its settlement."""
-        return bool(self._holding)
+        return bool(self._pulse.limits)
 
     def _serve(self, turn: Turn, limit: int) -> Served:
         """Deliver a batch, and as long as nobody else waits for this thread, the next ones."""
@@ -120,10 +126,12 @@ class Deliverer:
             with turn.claiming:
                 claim = self._claim(turn, limit) if result is None else self._claim_next(result, limit)
                 self.has_worked = True
+                self._pulse.used.add(turn.database.name)
                 self._outages.end("database", turn.database.name)
                 if claim is None or not claim.messages:
                     return served
-                self._holding.add(threading.get_ident())
+                patience = self._longest.get(turn.broker, 0.0)
+                self._pulse.limits[threading.get_ident()] = claim.expires + patience
                 # Held until it is its turn to be published.
                 publisher = self._acquire(turn.broker)
             try:
@@ -258,6 +266,7 @@ class Deliverer:
     def _warn_of_lease(self, broker: str, publisher: Publisher) -> None:
         """Say once that another relay might take over what this one is still publishing."""
         longest, lease = publisher.longest(self._options.batch), self._options.lease
+        self._longest[broker] = longest or 0.0
         if longest is None or longest < lease.total_seconds() or broker in self._warned:
             return
         self._warned.add(broker)

@@ -16,6 +16,7 @@ from .deliverer import Deliverer
 from .heartbeat import Heartbeat, without_signals
 from .limits import Budget, memory_used
 from .listener import Listener
+from .observing import Observer, Pulse
 from .options import RelayOptions
 from .turns import Turn, Turns
 from .wakeup import Wakeup
@@ -39,6 +40,7 @@ class Relay:
         databases: those to read, in turn.
         brokers: a maker of publishers for each broker's name; messages for others are left alone.
         name: the app's outbox_name; its ``celery-outbox restart`` ends the relay.
+        observer: told of each batch.
 
     Raises ConfigurationError when a database's pool has fewer connections than are needed.
     """
@@ -50,6 +52,7 @@ class Relay:
         options: RelayOptions,
         *,
         name: str | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._databases = databases
         self._options = options
@@ -57,6 +60,8 @@ class Relay:
         self._is_stopped = self._is_paused = self._is_abandoned = self._is_told = False
         #: Whether it has ended because of its memory.
         self.is_out_of_memory = False
+        #: How it moves.
+        self.pulse = Pulse(is_finite=options.is_finite)
         self._failure: BaseException | None = None
         self._wakeup: Wakeup | None = None
         self._heartbeat = Heartbeat(databases, app=name, on_restart=self._restart)
@@ -72,7 +77,13 @@ class Relay:
             threads=self._threads,
         )
         self._deliverer = Deliverer(
-            self._turns, self._connections, self._heartbeat, self._budget, options
+            self._turns,
+            self._connections,
+            self._heartbeat,
+            self._budget,
+            options,
+            pulse=self.pulse,
+            observer=observer,
         )
 
     def stop(self) -> None:
@@ -162,9 +173,11 @@ class Relay:
         with without_signals():
             for thread in threads:
                 thread.start()
+        self.pulse.threads = threads
         try:
             self._watch()
         finally:
+            self.pulse.is_stopping = True
             self._turns.close()
             self._join(threads)
 
@@ -175,6 +188,7 @@ class Relay:
         if self._options.max_time is not None:
             ends = time.monotonic() + self._options.max_time.total_seconds()
         while not (self._is_stopped or self._turns.is_done or self._budget.is_spent):
+            self.pulse.watch(is_paused=self._is_paused)
             left = KEEP_ALIVE
             if ends is not None:
                 left = min(left, timedelta(seconds=ends - time.monotonic()))

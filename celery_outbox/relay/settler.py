@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sqlalchemy.engine import Connection
@@ -16,6 +17,7 @@ from ..signals import outbox_failed, outbox_published
 from ..storage.store import Claim, Failure
 from .limits import Budget
 from .lines import Parted
+from .observing import Observer, Settled
 from .turns import Turn, Turns
 
 __all__ = ["Result", "Settler"]
@@ -33,6 +35,7 @@ class Result:
     outcome: Outcome
     failures: dict[int, Failure]
     behind: dict[int, timedelta]
+    published_at: float = field(default_factory=time.monotonic)
 
     @property
     def unsent(self) -> set[int]:
@@ -48,12 +51,15 @@ class Settler:
         lease_lost: messages that another relay had taken over when they were to be settled.
     """
 
-    def __init__(self, turns: Turns, budget: Budget, *, keep: bool) -> None:
+    def __init__(
+        self, turns: Turns, budget: Budget, *, keep: bool, observer: Observer | None = None
+    ) -> None:
         self.delivered = 0
         self.lease_lost = 0
         self._turns = turns
         self._budget = budget
         self._keep = keep
+        self._observer = observer
         self._counting = threading.Lock()
 
     def settle(self, result: Result) -> None:
@@ -107,6 +113,8 @@ class Settler:
                 len(result.claim.messages),
                 extra={"database": turn.database.name, "broker": turn.broker},
             )
+        if self._observer is not None:
+            self._observer.settled(_observed(result, lost))
         self._tell(result)
 
     def _tell(self, result: Result) -> None:
@@ -136,3 +144,18 @@ class Settler:
                 database=turn.database.name,
                 messages=[messages[row] for row in outcome.accepted],
             )
+
+
+def _observed(result: Result, lost: int) -> Settled:
+    claim, outcome = result.claim, result.outcome
+    took = result.published_at - claim.read_at
+    return Settled(
+        database=result.turn.database.name,
+        broker=result.turn.broker,
+        published=len(outcome.accepted),
+        failed=len(outcome.errors),
+        deferred=len(outcome.deferred),
+        lease_lost=lost,
+        seconds=time.monotonic() - claim.read_at,
+        waits=[each.waited + took for each in claim.messages if each.id in outcome.accepted],
+    )
