@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -122,6 +122,7 @@ class Deliverer:
     def _serve(self, turn: Turn, limit: int) -> Served:
         """Deliver a batch, and as long as nobody else waits for this thread, the next ones."""
         served, result = Served(), None
+        self.settler.settle_owed(turn.database.name)
         while True:
             with turn.claiming:
                 claim = self._claim(turn, limit) if result is None else self._claim_next(result, limit)
@@ -263,9 +264,24 @@ class Deliverer:
         self._warn_of_lease(broker, publisher)
         return True
 
+    def warn_of_leases(self, brokers: Iterable[str]) -> None:
+        """Say of which brokers a batch may take longer than its lease; none is contacted."""
+        for broker in brokers:
+            publisher = self._acquire(broker)
+            if publisher is not None:
+                try:
+                    self._warn_of_lease(broker, publisher)
+                finally:
+                    self._connections.release(broker, publisher)
+
     def _warn_of_lease(self, broker: str, publisher: Publisher) -> None:
         """Say once that another relay might take over what this one is still publishing."""
-        longest, lease = publisher.longest(self._options.batch), self._options.lease
+        try:
+            longest = publisher.longest(self._options.batch)
+        except Exception as error:  # noqa: BLE001 - one of the user's own, perhaps not connected yet
+            logger.debug("How long a batch to %r may take is not known: %s", broker, text_of(error))
+            return
+        lease = self._options.lease
         self._longest[broker] = longest or 0.0
         if longest is None or longest < lease.total_seconds() or broker in self._warned:
             return

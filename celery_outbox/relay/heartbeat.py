@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 EVERY = timedelta(seconds=10)
 #: How often the mark of a restart is looked for.
 LOOK = timedelta(seconds=2)
-#: How long the end of a relay waits for a database that hangs; its row is stale soon anyway.
 PATIENCE = timedelta(seconds=2)
 
 
@@ -65,6 +64,8 @@ class Heartbeat:
         on_restart: Callable[[], object] = lambda: None,
         every: timedelta = EVERY,
     ) -> None:
+        #: How long the end waits for a database that hangs; its row is stale soon anyway.
+        self.patience = PATIENCE
         self._every = every
         self._app = app
         self._on_restart = on_restart
@@ -93,7 +94,7 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        ends = time.monotonic() + PATIENCE.total_seconds()
+        ends = time.monotonic() + self.patience.total_seconds()
         for thread in self._threads:
             thread.join(timeout=max(0.0, ends - time.monotonic()))
 

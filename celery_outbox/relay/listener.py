@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: Before it connects again.
 PAUSES = RetryPolicy(base_delay=timedelta(seconds=0.1), max_delay=timedelta(seconds=30))
-#: How long the end of a relay waits for a connection that hangs.
 PATIENCE = timedelta(seconds=1)
 #: A wait that nothing ends but a notification, the end or a lost connection.
 _LONG = timedelta(hours=1)
@@ -48,6 +47,8 @@ class Listener:
         self._databases = databases
         self._ring = ring
         self._ears: list[_Ear] = []
+        #: How long the end waits for a connection that hangs.
+        self.patience = PATIENCE
 
     def __enter__(self) -> Listener:
         self._ears = [_Ear(each, self._ring) for each in self._databases if each.can_listen]
@@ -59,7 +60,7 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         for ear in self._ears:
             ear.end()
-        deadline = time.monotonic() + PATIENCE.total_seconds()
+        deadline = time.monotonic() + self.patience.total_seconds()
         for ear in self._ears:
             ear.join(max(0, deadline - time.monotonic()))
 

@@ -64,6 +64,7 @@ class Relay:
         self.pulse = Pulse(is_finite=options.is_finite)
         self._failure: BaseException | None = None
         self._wakeup: Wakeup | None = None
+        self._listener = Listener(databases, self.wake)
         self._heartbeat = Heartbeat(databases, app=name, on_restart=self._restart)
         self._connections = Connections(brokers, options.concurrency)
         self._budget = Budget(options.max_jobs)
@@ -126,11 +127,12 @@ class Relay:
         )
         try:
             with self._heartbeat, Wakeup() as self._wakeup:
+                self._deliverer.warn_of_leases(self._brokers)
                 if self._options.once:
                     self._turns.open()
                     self._pass()
                 else:
-                    with Listener(self._databases, self.wake):
+                    with self._listener:
                         self._run_threads()
         finally:
             self._connections.close()
@@ -180,6 +182,9 @@ class Relay:
             self.pulse.is_stopping = True
             self._turns.close()
             self._join(threads)
+            if self._is_abandoned:
+                # What has not answered the threads keeps nobody waiting again.
+                self._listener.patience = self._heartbeat.patience = timedelta(0)
 
     def _watch(self) -> None:
         """Wait for the end, and look after what nobody uses meanwhile."""

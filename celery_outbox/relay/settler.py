@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -61,17 +62,43 @@ class Settler:
         self._keep = keep
         self._observer = observer
         self._counting = threading.Lock()
+        #: By their databases, those whose end could not be written.
+        self._owed: defaultdict[str, list[Result]] = defaultdict(list)
 
     def settle(self, result: Result) -> None:
-        """Write what became of a batch, and tell it."""
-        turn, write = result.turn, self.writing(result)
+        """Write what became of a batch, and tell it. Raises OutboxError when that is impossible."""
         try:
-            with self._turns.asking(turn):
-                settled = turn.database.run(write)
+            settled = self._write(result)
         except OutboxError:
-            turn.lines.lapse(result.parted, result.outcome.accepted)
+            result.turn.lines.lapse(result.parted, result.outcome.accepted)
+            self._owed[result.turn.database.name].append(result)
             raise
         self.note_settled(result, settled)
+
+    def settle_owed(self, database: str) -> None:
+        """Write what could not be written before, as long as its lease holds. Raises like ``settle``.
+
+        What was published would be published again when its lease is over.
+        """
+        owed = self._owed[database]
+        while owed:
+            try:
+                result = owed.pop()
+            except IndexError:  # another thread was faster
+                return
+            if time.monotonic() >= result.claim.expires:
+                continue
+            try:
+                settled = self._write(result)
+            except OutboxError:
+                owed.append(result)
+                raise
+            # When nothing is left, it had been written after all: only the answer was lost.
+            self.note_settled(result, settled or len(result.claim.messages))
+
+    def _write(self, result: Result) -> int:
+        with self._turns.asking(result.turn):
+            return result.turn.database.run(self.writing(result))
 
     def writing(self, result: Result) -> Callable[[Connection], int]:
         """What writes the end of a batch; it returns how many messages were still ours."""

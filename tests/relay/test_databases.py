@@ -72,6 +72,37 @@ def test_a_database_that_goes_away_after_the_publish_gets_the_same_message_sent_
     assert task_ids(redis_url) == [stored, stored]
 
 
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_what_was_published_when_the_database_went_away_is_settled_when_it_is_back(
+    server: str,
+    request: pytest.FixtureRequest,
+    open_outbox: OpenOutbox,
+    tcp_proxy: MakeProxy,
+    redis_url: str,
+) -> None:
+    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
+    proxy = tcp_proxy(HOST, url.port or 0)
+    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
+    relays = open_outbox(redis_url, url.set(port=proxy.port).render_as_string(hide_password=False))
+    stored = send(producer)
+    cuts = []
+
+    @sa.event.listens_for(relays.settings.databases["default"], "before_cursor_execute")
+    def cut(connection: sa.Connection, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith("DELETE") and not cuts:
+            cuts.append(statement)
+            proxy.refuse()
+            proxy.cut()
+
+    with relaying(relays):
+        wait_until(lambda: cuts, 20, "the cut before the settlement")
+        assert [row.task_id for row in rows(producer)] == [stored]
+        proxy.listen()
+        # Long before the end of its lease, which is 300 seconds.
+        wait_until(lambda: not rows(producer), 20, "the settlement")
+    assert task_ids(redis_url) == [stored]
+
+
 def test_a_pool_without_a_free_connection_does_not_end_the_relay(
     sqlite_url: str, redis_url: str
 ) -> None:

@@ -183,7 +183,6 @@ def test_a_relay_warns_that_a_batch_may_outlast_its_lease(
         assert client.llen("celery") == 2
 
 
-@pytest.mark.xfail(strict=True, reason="it warns when it first connects, which is when there is work")
 def test_a_relay_warns_of_its_lease_at_its_start_though_nothing_waits(
     open_outbox: OpenOutbox, sqlite_url: str, redis_url: str
 ) -> None:

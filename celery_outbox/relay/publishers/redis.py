@@ -101,6 +101,8 @@ class RedisPublisher(KombuPublisher):
             "retry_on_timeout": False,
         }
         super().__init__(connection)
+        # Those of the default exchange, which leads to the list of that name whatever is bound.
+        self._ways: dict[_Way, Sequence[_Target]] = {}
 
     def longest(self, count: int) -> float:
         """One wait for a connection, and one for the answers of a pipeline."""
@@ -245,8 +247,7 @@ class RedisPublisher(KombuPublisher):
         return answers
 
     def _open(self, channel: Any) -> Any:
-        # Those of the default exchange, which leads to the list of that name whatever is bound.
-        self._ways: dict[_Way, Sequence[_Target]] = {}
+        self._ways.clear()
         with channel.conn_or_acquire() as self._client:  # to make one takes as long as 20 messages
             pass
         return super()._open(channel)
