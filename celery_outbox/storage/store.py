@@ -19,6 +19,8 @@ from sqlalchemy import (
     ColumnElement,
     Delete,
     Float,
+    Select,
+    Select,
     Update,
     bindparam,
     case,
@@ -101,13 +103,10 @@ class OutboxStore:
         """
         token = secrets.token_hex(16)
         started = time.monotonic()
-        parameters: dict[str, Any] = {
-            "claim_broker": broker,
+        parameters = _range(broker, since) | {
             "new_token": token,
             "claim_lease": lease.total_seconds(),
         }
-        if since is not None:
-            parameters["claim_since"] = since
         plan = self._claim_plan(is_bounded=since is not None)
         rows = self.dialect.claim(connection, plan, limit, parameters)
         # RETURNING promises no order.
@@ -188,9 +187,16 @@ class OutboxStore:
 
     def is_empty(self, connection: Connection, broker: str, since: datetime | None = None) -> bool:
         """Whether no message of ``broker`` is ready, of those that fell due at ``since`` or later."""
-        ready = select(self.tables.messages.c.id).where(*self._ready(broker, since))
-        first = self.dialect.in_due_order(ready, self.tables).limit(1)
-        return connection.execute(first).first() is None
+        plan = self._claim_plan(is_bounded=since is not None)
+        return connection.execute(plan.look, _range(broker, since)).first() is None
+
+    def ready_for(self, connection: Connection, broker: str) -> float | None:
+        """For how many seconds the first message of ``broker`` has been ready; None when none is."""
+        c = self.tables.messages.c
+        since = [self.dialect.seconds_until(c.scheduled_at), self.dialect.seconds_until(c.lease_until)]
+        ready: Select[Any] = select(*since).where(*self._ready(broker, None))
+        first = connection.execute(self.dialect.in_due_order(ready, self.tables).limit(1)).first()
+        return None if first is None else -max(float(each) for each in first if each is not None)
 
     def undelivered(self, connection: Connection, *, ids: Sequence[int]) -> Sequence[int]:
         """Which of these rows are still to be delivered, whoever has them now."""
@@ -202,9 +208,12 @@ class OutboxStore:
         plan = self._claim_plans.get(is_bounded)
         if plan is None:
             since = bindparam("claim_since", type_=self.tables.messages.c.scheduled_at.type)
+            ready = self._ready(bindparam("claim_broker"), since if is_bounded else None)
+            look: Select[Any] = select(self.tables.messages.c.id).where(*ready)
             plan = self._claim_plans[is_bounded] = ClaimPlan(
                 tables=self.tables,
-                ready=self._ready(bindparam("claim_broker"), since if is_bounded else None),
+                ready=ready,
+                look=self.dialect.in_due_order(look, self.tables).limit(1),
                 values=self.dialect.claim_values(self.tables),
                 columns=self._claimed_columns(),
             )
@@ -291,6 +300,12 @@ class OutboxStore:
 
 #: What every settled row has in common: no lease.
 _FREE: dict[str, Any] = {"claim_token": null(), "lease_until": null()}
+
+
+def _range(broker: str, since: datetime | None) -> dict[str, Any]:
+    """The parameters of ``_ready``."""
+    bounds = {} if since is None else {"claim_since": since}
+    return {"claim_broker": broker, **bounds}
 
 
 #: By the first two of the columns below.

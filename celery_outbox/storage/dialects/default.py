@@ -77,6 +77,7 @@ class ClaimPlan:
 
     Attributes:
         ready: which rows may be taken.
+        look: finds the first of them.
         values: what is written into them.
         columns: what is read of them.
         statement: what a dialect makes of it.
@@ -84,6 +85,7 @@ class ClaimPlan:
 
     tables: Tables
     ready: Sequence[ColumnElement[bool]]
+    look: Select[Any]
     values: Mapping[str, Any]
     columns: Sequence[ColumnElement[Any]]
     statement: Any = None
