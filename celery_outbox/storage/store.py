@@ -20,7 +20,6 @@ from sqlalchemy import (
     Delete,
     Float,
     Select,
-    Select,
     Update,
     bindparam,
     case,
