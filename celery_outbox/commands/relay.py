@@ -16,6 +16,7 @@ from celery import Celery
 
 from ..app import Outbox
 from ..errors import ConfigurationError
+from ..metrics.relaying import Display
 from ..publishing import Publisher
 from ..relay.loop import Relay, RelayOptions
 from .choosing import Duration, Memory, choose_databases, find_outbox, reports_errors
@@ -75,6 +76,22 @@ OUT_OF_MEMORY = 12
 )
 @click.option("--once", is_flag=True, help="Take one batch from each database and end.")
 @click.option("--stop-when-empty", is_flag=True, help="End when no message is ready.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Serve /metrics for Prometheus, /healthz and /readyz for probes.",
+)
+@click.option(
+    "--metrics-host",
+    default="0.0.0.0",  # noqa: S104 - whoever scrapes a container comes from outside
+    show_default=True,
+    help="The address to serve them on.",
+)
+@click.option(
+    "--unhealthy-after",
+    type=Duration(),
+    help="/healthz is red when a message has been ready for longer.",
+)
 @click.pass_context
 @reports_errors
 def relay(
@@ -83,6 +100,9 @@ def relay(
     database: str | None,
     max_time: timedelta,
     memory: int | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    unhealthy_after: timedelta | None,
     **options: Any,
 ) -> None:
     """Publish committed messages, of one DATABASE or of all in turn.
@@ -90,12 +110,18 @@ def relay(
     SIGTERM, SIGINT and SIGQUIT let it finish its batches and end, a second one lets it end at once.
     SIGUSR2 pauses it, SIGCONT lets it go on.
     """
+    if unhealthy_after is not None and metrics_port is None:
+        raise click.UsageError("--unhealthy-after needs --metrics-port.")
     box = find_outbox(ctx)
     _set_up_logging(box.app)
     settings = box.settings
+    databases, brokers = choose_databases(box, database), _brokers(box)
+    display = Display(
+        databases, list(brokers), host=metrics_host, port=metrics_port, unhealthy_after=unhealthy_after
+    )
     worker = Relay(
-        choose_databases(box, database),
-        _brokers(box),
+        databases,
+        brokers,
         RelayOptions(
             lease=settings.retry_after,
             retry=settings.retry,
@@ -105,14 +131,16 @@ def relay(
             **options,
         ),
         name=settings.name,
+        observer=display.observer,
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: worker.stop())
     signal.signal(signal.SIGUSR2, lambda *_: worker.pause())
     signal.signal(signal.SIGCONT, lambda *_: worker.resume())
-    has_worked = worker.run()
-    if worker.is_abandoned:
-        _leave_at_once()
+    with display.showing(worker.pulse):
+        has_worked = worker.run()
+        if worker.is_abandoned:
+            _leave_at_once()
     if worker.is_out_of_memory:
         ctx.exit(OUT_OF_MEMORY)
     if not has_worked:

@@ -192,7 +192,9 @@ class OutboxStore:
     def ready_for(self, connection: Connection, broker: str) -> float | None:
         """For how many seconds the first message of ``broker`` has been ready; None when none is."""
         c = self.tables.messages.c
-        since = [self.dialect.seconds_until(c.scheduled_at), self.dialect.seconds_until(c.lease_until)]
+        since: list[Any] = [
+            self.dialect.seconds_until(each) for each in (c.scheduled_at, c.lease_until)
+        ]
         ready: Select[Any] = select(*since).where(*self._ready(broker, None))
         first = connection.execute(self.dialect.in_due_order(ready, self.tables).limit(1)).first()
         return None if first is None else -max(float(each) for each in first if each is not None)
