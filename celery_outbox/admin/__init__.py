@@ -16,12 +16,14 @@ from .acting import Outcome, Outcomes, forget, reschedule, retry
 from .chords import chord_warnings
 from .looking import Listing, Plan, Whereabouts, find, list_messages, place
 from .one import find_one, forget_one, reschedule_one
+from .reaching import PATIENCE, Reach
 from .sweeping import Doomed, Progress, doomed, forget_all, prune, retry_all
 
 __all__ = [
     "EVERYTHING",
     "FINISHED_STATES",
     "FORGETTABLE_STATES",
+    "PATIENCE",
     "STATES",
     "Doomed",
     "Filter",
@@ -30,6 +32,7 @@ __all__ = [
     "Outcomes",
     "Plan",
     "Progress",
+    "Reach",
     "StoredMessage",
     "Whereabouts",
     "chord_warnings",

@@ -16,6 +16,8 @@ from ..storage.inspection import require_current_version
 __all__ = ["Listing", "Placed", "Plan", "Whereabouts", "find", "list_messages", "place"]
 
 _Find = Callable[[Database], Sequence[StoredMessage]]
+#: Called with a database before it is asked; raises OutboxError when it shall not be.
+_Require = Callable[[Database], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +72,21 @@ def list_messages(database: Database, *, limit: int, chosen: Filter = EVERYTHING
     return Listing(messages=found[:limit], has_more=len(found) > limit)
 
 
-def find(databases: Sequence[Database], task_ids: Sequence[str]) -> Whereabouts:
+def find(
+    databases: Sequence[Database], task_ids: Sequence[str], *, require: _Require = lambda _: None
+) -> Whereabouts:
     """Find every message with one of these ids; a database that cannot be used hides no other."""
 
     def look(database: Database) -> Sequence[StoredMessage]:
         return database.read(partial(Desk(database).find, task_ids=task_ids))
 
-    found, errors = _ask(databases, look)
+    found, errors = _ask(databases, require, look)
     return Whereabouts(messages=[each for some in found.values() for each in some], errors=errors)
 
 
-def place(databases: Sequence[Database], task_ids: Sequence[str]) -> Plan:
+def place(
+    databases: Sequence[Database], task_ids: Sequence[str], *, require: _Require = lambda _: None
+) -> Plan:
     """Find out in which database to act on each of these ids: an id in several of them is refused.
 
     Several messages may have one id. Of those, delivered ones stand back behind the others.
@@ -94,20 +100,21 @@ def place(databases: Sequence[Database], task_ids: Sequence[str]) -> Plan:
 
         return database.run(work)
 
-    found, errors = _ask(databases, look)
+    found, errors = _ask(databases, require, look)
     silent = [database.name for database in databases if database.name in errors]
     each = [_placed(task_id, databases, found, silent) for task_id in wanted]
     return Plan(each=each, errors=list(errors.values()))
 
 
 def _ask(
-    databases: Sequence[Database], look: _Find
+    databases: Sequence[Database], require: _Require, look: _Find
 ) -> tuple[dict[str, Sequence[StoredMessage]], dict[str, OutboxError]]:
     """What each database answers, by its name, and why others did not."""
     found: dict[str, Sequence[StoredMessage]] = {}
     errors: dict[str, OutboxError] = {}
     for database in databases:
         try:
+            require(database)
             found[database.name] = look(database)
         except OutboxError as error:
             errors[database.name] = error

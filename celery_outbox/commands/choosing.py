@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
@@ -22,6 +25,7 @@ from ..storage.database import Database
 __all__ = [
     "Duration",
     "Memory",
+    "Name",
     "choose_databases",
     "chooses_messages",
     "find_outbox",
@@ -31,6 +35,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: What a full disk, or a terminal that is gone, answers. A closed pipe is click's affair.
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
@@ -71,16 +78,30 @@ class Memory(click.ParamType):  # type: ignore[type-arg]  # generic only since c
         return memory_limit(float(found[1]), is_share=bool(found[2])) or None
 
 
-class TaskName(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """The name of a task, or its beginning with a ``*`` behind it."""
+class Name(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """An id or a name: neither nothing, as of a shell's unset variable, nor what is no UTF-8."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse a ``*`` that is anywhere else."""
-        if "*" in value.removesuffix("*"):
-            self.fail(f"expected a * at the end alone, such as shop.*, got {value!r}.", param, ctx)
+        """Refuse what nothing can be called."""
+        if not value:
+            self.fail("expected a name or an id, got an empty one.", param, ctx)
+        # Python keeps bytes that it cannot decode as lone surrogates, which no database takes.
+        if any("\ud800" <= each <= "\udfff" for each in value):
+            self.fail(f"expected UTF-8, got {value!r}.", param, ctx)
         return str(value)
+
+
+class TaskName(Name):
+    """The name of a task, or its beginning with a ``*`` behind it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a ``*`` that is anywhere else."""
+        name = super().convert(value, param, ctx)
+        if "*" in name.removesuffix("*"):
+            self.fail(f"expected a * at the end alone, such as shop.*, got {value!r}.", param, ctx)
+        return name
 
 
 def _number(value: Any) -> Any:
@@ -96,8 +117,20 @@ def reports_errors(command: F) -> F:
             return command(*args, **kwargs)
         except OutboxError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            _forget_output()
+            raise click.ClickException(f"the output cannot be written: {error.strerror}.") from error
 
     return run  # type: ignore[return-value]  # the same signature
+
+
+def _forget_output() -> None:
+    """Let nothing fail once more at the end of the process, when Python writes what is left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def for_databases(command: F) -> F:
@@ -109,7 +142,7 @@ def for_databases(command: F) -> F:
     def run(argument: str | None, database: str | None, *args: Any, **kwargs: Any) -> Any:
         if None not in {argument, database} and argument != database:
             raise click.UsageError(f"Expected one database, got {argument!r} and {database!r}.")
-        return command(*args, database=database or argument, **kwargs)
+        return command(*args, database=argument if database is None else database, **kwargs)
 
     return run  # type: ignore[return-value]  # a command as before
 
@@ -121,7 +154,7 @@ def chooses_messages(states: Sequence[str]) -> Callable[[F], F]:
     """
 
     def decorate(command: F) -> F:
-        several = partial(click.option, multiple=True, metavar="NAME")
+        several = partial(click.option, multiple=True, metavar="NAME", type=Name())
 
         @click.option(
             "--state",

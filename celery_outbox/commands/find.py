@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from ..admin import find
-from .choosing import choose_databases, find_outbox, reports_errors
+from ..admin import Reach, find
+from .choosing import Name, choose_databases, find_outbox, reports_errors
 from .reporting import as_json, report_errors
 from .tables import printable, show_messages
 
@@ -16,7 +16,7 @@ __all__ = ["find_"]
 
 
 @click.command("find", short_help="Say where tasks are.")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Name())
 @click.option("--database", metavar="NAME", help="Only in this database.")
 @click.option("--json", "is_json", is_flag=True, help="As JSON, with whole errors.")
 @click.pass_context
@@ -35,7 +35,7 @@ def find_(ctx: click.Context, ids: Sequence[str], database: str | None, *, is_js
     """
     wanted = list(dict.fromkeys(ids))
     databases = choose_databases(find_outbox(ctx), database)
-    found = find(databases, wanted)
+    found = find(databases, wanted, require=Reach(databases).require)
     report_errors(found.errors.values())
     by_id = {
         task_id: [each for each in found.messages if each.task_id == task_id] for task_id in wanted
@@ -55,8 +55,10 @@ def find_(ctx: click.Context, ids: Sequence[str], database: str | None, *, is_js
         show_messages(messages_in_order, tells_database=len(databases) > 1)
     absent = [task_id for task_id, messages in by_id.items() if not messages]
     if not is_json:
-        elsewhere = f"; not asked: {', '.join(found.errors)}" if found.errors else ""
+        where = "not here: delivered, or never stored"
+        if found.errors:
+            where = f"not found; it may be in {', '.join(found.errors)}, which could not be asked"
         for task_id in absent:
-            click.echo(f"{printable(task_id)}: not here: delivered, or never stored{elsewhere}")
+            click.echo(f"{printable(task_id)}: {where}")
     if absent or found.errors:
         ctx.exit(1)

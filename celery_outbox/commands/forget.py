@@ -14,6 +14,7 @@ from ..admin import (
     Doomed,
     Filter,
     Plan,
+    Reach,
     chord_warnings,
     doomed,
     forget,
@@ -22,7 +23,7 @@ from ..admin import (
 )
 from ..errors import OutboxError
 from ..storage.database import Database
-from .choosing import choose_databases, chooses_messages, find_outbox, reports_errors, wants_all
+from .choosing import Name, choose_databases, chooses_messages, find_outbox, reports_errors, wants_all
 from .reporting import counting, report_outcomes
 from .tables import printable, show_messages
 
@@ -30,7 +31,7 @@ __all__ = ["forget_"]
 
 
 @click.command("forget", short_help="Delete messages before their delivery.")
-@click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
+@click.argument("ids", metavar="ID... | all", nargs=-1, required=True, type=Name())
 @chooses_messages(FORGETTABLE_STATES)
 @click.option("--database", metavar="NAME", help="Only in this database.")
 @click.option("--force", is_flag=True, help="Do not ask.")
@@ -64,7 +65,7 @@ def forget_(
     if is_all:
         _forget_all(ctx, databases, chosen, force=force)
         return
-    plan = place(databases, ids)
+    plan = place(databases, ids, require=Reach(databases).require)
     if force:
         _warn(plan)
     else:
@@ -111,8 +112,10 @@ def _forget_all(
 ) -> None:
     failed = False
     found: list[tuple[Database, Doomed]] = []
+    reach = Reach(databases)
     for database in databases:
         try:
+            reach.require(database)
             with counting(f"{database.name}: counting") as progress:
                 found.append((database, doomed(database, chosen, progress=progress)))
         except OutboxError as error:

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from ..admin import STATES, Filter, StoredMessage, list_messages
+from ..admin import STATES, Filter, Reach, StoredMessage, list_messages
 from ..errors import OutboxError
 from .choosing import choose_databases, chooses_messages, find_outbox, for_databases, reports_errors
 from .reporting import as_json
@@ -18,7 +18,7 @@ __all__ = ["list_"]
 @click.command("list", short_help="Show the stored messages.")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 1_000_000),
     default=50,
     show_default=True,
     help="Messages of each database at most.",
@@ -47,8 +47,10 @@ def list_(
     found: list[StoredMessage] = []
     is_read = failed = False
     databases = choose_databases(find_outbox(ctx), database)
+    reach = Reach(databases)
     for each in databases:
         try:
+            reach.require(each)
             listing = list_messages(each, limit=limit, chosen=chosen)
         except OutboxError as error:
             click.echo(f"Error: {error}", err=True)

@@ -69,6 +69,13 @@ def monitor(
     The age is that of the oldest message whose intended time has come: a delay that was asked for does
     not count, failed attempts do. Numbers above 10,000 are not counted to their end, and are shown as
     10,000+.
+
+    \b
+    Examples:
+      celery-outbox -A shop monitor --watch
+      celery-outbox -A shop monitor billing --max 10000 --age 5m
+
+    Exit code 1 when a threshold is reached, or a database could not be read.
     """
     if watches and as_json:
         raise click.UsageError("Expected either --watch or --json, got both.")

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..admin import Outcome, Outcomes, StoredMessage
+from ..admin import Outcome, Outcomes, Reach, StoredMessage
 from ..errors import OutboxError
 from ..storage.database import Database
 from .tables import printable
@@ -25,8 +25,10 @@ def each_database(
 ) -> None:
     """Do the work for every database and print what it says; exit code 1 when one could not be used."""
     failed = False
+    reach = Reach(databases)
     for database in databases:
         try:
+            reach.require(database)
             click.echo(f"{database.name}: {work(database)}")
         except OutboxError as error:
             click.echo(f"Error: {error}", err=True)

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 import click
 
-from ..admin import Outcome, place, reschedule
+from ..admin import Outcome, Reach, place, reschedule
 from ..capture.times import read_eta
 from ..errors import OptionError
-from .choosing import Duration, choose_databases, find_outbox, reports_errors
+from .choosing import Duration, Name, choose_databases, find_outbox, reports_errors
 from .reporting import report_outcomes
 from .tables import utc
 
@@ -18,7 +18,7 @@ __all__ = ["reschedule_"]
 
 
 @click.command("reschedule", short_help="Move messages to another time.")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Name())
 @click.option(
     "--eta",
     metavar="TIME",
@@ -57,7 +57,8 @@ def reschedule_(
     databases = choose_databases(box, database)
     try:
         when = _when(read_eta(eta, box.app.timezone), countdown)
-        outcomes = reschedule(place(databases, ids), when)
+        plan = place(databases, ids, require=Reach(databases).require)
+        outcomes = reschedule(plan, when)
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     report_outcomes(ctx, outcomes, "rescheduled", _moved)

@@ -22,6 +22,10 @@ def restart(ctx: click.Context) -> None:
 
     Their supervisors start them again. Relays of other apps in the same tables go on.
 
+    \b
+    Example, after a deployment:
+      celery-outbox -A shop restart
+
     Exit code 1 when a database could not be used; relays of the others are told.
     """
     box = find_outbox(ctx)

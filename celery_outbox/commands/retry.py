@@ -7,9 +7,9 @@ from functools import partial
 
 import click
 
-from ..admin import Filter, Outcome, place, retry, retry_all
+from ..admin import Filter, Outcome, Reach, place, retry, retry_all
 from ..storage.database import Database
-from .choosing import choose_databases, chooses_messages, find_outbox, reports_errors, wants_all
+from .choosing import Name, choose_databases, chooses_messages, find_outbox, reports_errors, wants_all
 from .reporting import counting, each_database, report_outcomes
 from .tables import utc
 
@@ -17,7 +17,7 @@ __all__ = ["retry_"]
 
 
 @click.command("retry", short_help="Make messages that were tried due now.")
-@click.argument("ids", metavar="ID... | all", nargs=-1, required=True)
+@click.argument("ids", metavar="ID... | all", nargs=-1, required=True, type=Name())
 @chooses_messages(["ready", "retrying", "failed"])
 @click.option("--database", metavar="NAME", help="Only in this database.")
 @click.pass_context
@@ -41,7 +41,8 @@ def retry_(ctx: click.Context, ids: Sequence[str], chosen: Filter, database: str
     if is_all:
         each_database(ctx, databases, partial(_retry_all, chosen=chosen))
     else:
-        report_outcomes(ctx, retry(place(databases, ids)), "retried", _due)
+        plan = place(databases, ids, require=Reach(databases).require)
+        report_outcomes(ctx, retry(plan), "retried", _due)
 
 
 def _retry_all(database: Database, chosen: Filter) -> str:

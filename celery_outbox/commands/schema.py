@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from ..admin import Reach
+from ..errors import OutboxError
 from ..storage.database import Database
 from ..storage.ddl import create_statements
 from ..storage.examination import Examination, examine
@@ -33,7 +35,16 @@ def schema() -> None:
 @click.pass_context
 @reports_errors
 def schema_install(ctx: click.Context, database: str | None) -> None:
-    """Create the tables and indexes that are missing, rebuild indexes that differ."""
+    """Create the tables and indexes that are missing, rebuild indexes that differ.
+
+    It may be run again, and by several at once: what is there stays as it is.
+
+    \b
+    Example:
+      celery-outbox -A shop schema install
+
+    Exit code 1 when a database could not be used; the others are worked on.
+    """
     each_database(ctx, choose_databases(find_outbox(ctx), database), _install)
 
 
@@ -43,7 +54,16 @@ def schema_install(ctx: click.Context, database: str | None) -> None:
 @click.pass_context
 @reports_errors
 def schema_migrate(ctx: click.Context, database: str | None, force: bool) -> None:
-    """Bring older tables up to date. Stop the relays first; make a backup."""
+    """Bring older tables up to date. Stop the relays first; make a backup.
+
+    Missing tables are created. It may be interrupted, and run again.
+
+    \b
+    Example:
+      celery-outbox -A shop schema migrate billing
+
+    Exit code 1 when a database could not be used, or relays run; the others are worked on.
+    """
     databases = choose_databases(find_outbox(ctx), database)
     each_database(ctx, databases, lambda each: _migrate(each, force=force))
 
@@ -60,11 +80,27 @@ def schema_migrate(ctx: click.Context, database: str | None, force: bool) -> Non
 @click.pass_context
 @reports_errors
 def schema_check(ctx: click.Context, database: str | None, concurrency: int) -> None:
-    """Look at the tables and their servers; exit code 1 if anything is wrong."""
+    """Look at the tables and their servers: what is there, what could be better, what is WRONG.
+
+    Nothing is changed. What could be better is a remark, and no fault.
+
+    \b
+    Example:
+      celery-outbox -A shop schema check --concurrency 4
+
+    Exit code 1 when anything is wrong, or a database could not be reached.
+    """
     console = Console(highlight=False)
     is_well = True
-    for each in choose_databases(find_outbox(ctx), database):
-        found = examine(each, concurrency=concurrency)
+    databases = choose_databases(find_outbox(ctx), database)
+    reach = Reach(databases)
+    for each in databases:
+        try:
+            reach.require(each)
+        except OutboxError as error:
+            found = Examination(faults=[str(error)])
+        else:
+            found = examine(each, concurrency=concurrency)
         _show(console, each, found)
         is_well = is_well and not found.faults
     if not is_well:
@@ -77,7 +113,16 @@ def schema_check(ctx: click.Context, database: str | None, concurrency: int) -> 
 @click.pass_context
 @reports_errors
 def schema_sql(ctx: click.Context, database: str | None, dialect: str | None) -> None:
-    """Print the statements that create the tables; no database is contacted."""
+    """Print the statements that create the tables; no database is contacted.
+
+    Of one database, the first if none is named.
+
+    \b
+    Example:
+      celery-outbox -A shop schema sql --dialect postgresql > outbox.sql
+
+    Exit code 0, unless there is no such database.
+    """
     box = find_outbox(ctx)
     # The first database is the default, here too.
     backend = dialect or choose_databases(box, database)[0].url.get_backend_name()

@@ -72,7 +72,7 @@ def test_a_database_that_is_down_is_named_beside_what_the_others_hold(
     assert done.exit_code == 1
     assert done.stderr.startswith("Error: database 'down': OperationalError")
     assert "shop.add" in done.stdout
-    assert done.stdout.endswith("gone: not here: delivered, or never stored; not asked: down\n")
+    assert done.stdout.endswith("gone: not found; it may be in down, which could not be asked\n")
     found, gone = answers(call_half, "a", "gone")
     assert (len(found["messages"]), found["not_asked"]) == (1, ["down"])
     assert (gone["messages"], gone["not_asked"]) == ([], ["down"])
