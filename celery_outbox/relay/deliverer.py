@@ -187,8 +187,8 @@ class Deliverer:
 
         try:
             claim = self._reserve(turn, limit, turn.horizon.since, run)
-        except OutboxError:
-            self.settler.settle(result)  # what was published is not published again for that
+        except Exception:
+            self.settler.settle(result, again=True)  # what was published is not published again
             raise
         if settled:
             self.settler.note_settled(result, settled[0])

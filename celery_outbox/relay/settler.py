@@ -12,7 +12,6 @@ from datetime import timedelta
 
 from sqlalchemy.engine import Connection
 
-from ..errors import OutboxError
 from ..publishing import Outcome
 from ..signals import outbox_failed, outbox_published
 from ..storage.store import Claim, Failure
@@ -65,14 +64,19 @@ class Settler:
         #: By their databases, those whose end could not be written.
         self._owed: defaultdict[str, list[Result]] = defaultdict(list)
 
-    def settle(self, result: Result) -> None:
-        """Write what became of a batch, and tell it. Raises OutboxError when that is impossible."""
+    def settle(self, result: Result, *, again: bool = False) -> None:
+        """Write what became of a batch, and tell it. Raises OutboxError when that is impossible.
+
+        ``again``: it may have been written before, and only the answer was lost.
+        """
         try:
             settled = self._write(result)
-        except OutboxError:
+        except Exception:
             result.turn.lines.lapse(result.parted, result.outcome.accepted)
             self._owed[result.turn.database.name].append(result)
             raise
+        if again and not settled:
+            settled = len(result.claim.messages)
         self.note_settled(result, settled)
 
     def settle_owed(self, database: str) -> None:
@@ -86,15 +90,8 @@ class Settler:
                 result = owed.pop()
             except IndexError:  # another thread was faster
                 return
-            if time.monotonic() >= result.claim.expires:
-                continue
-            try:
-                settled = self._write(result)
-            except OutboxError:
-                owed.append(result)
-                raise
-            # When nothing is left, it had been written after all: only the answer was lost.
-            self.note_settled(result, settled or len(result.claim.messages))
+            if time.monotonic() < result.claim.expires:
+                self.settle(result, again=True)
 
     def _write(self, result: Result) -> int:
         with self._turns.asking(result.turn):
