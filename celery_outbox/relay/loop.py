@@ -30,7 +30,7 @@ KEEP_ALIVE = timedelta(seconds=1)
 #: How long the end waits for batches that are under way; longer than a publisher waits for an answer.
 STOP_SECONDS = 45.0
 #: The same, when all that is waited for is an answer that nothing depends on.
-ANSWER_SECONDS = 1.5
+ANSWER_SECONDS = 1.0
 
 
 class Relay:
