@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from celery_outbox.storage.database import Database
 from celery_outbox.storage.install import install
 from tests.storage.rows import (
+    BROKER,
     HOUR,
     add,
     change,
@@ -182,3 +183,22 @@ def test_a_claim_tells_how_long_a_message_has_waited_beyond_its_delay(
     change(database, created_at=hours_from_now(created), deliver_at=intended)
     _, message = claim_one(database)
     assert message.waited == pytest.approx(waited * 3600, abs=SLACK.total_seconds())
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "leased", "ready_for"),
+    [(-2, None, 2), (-2, -1, 1), (-1, -2, 1), (-2, 1, None), (1, None, None)],
+    ids=["never taken", "lease lapsed", "tried again since its lease", "reserved", "delayed"],
+)
+def test_a_message_is_ready_since_it_is_due_and_in_nobodys_hands(
+    database: Database, scheduled: float, leased: float | None, ready_for: float | None
+) -> None:
+    add(database, make_message())
+    lease = None if leased is None else hours_from_now(leased)
+    change(database, scheduled_at=hours_from_now(scheduled), lease_until=lease)
+    found = database.read(lambda connection: database.store.ready_for(connection, BROKER))
+    if ready_for is None:
+        assert found is None
+    else:
+        assert found == pytest.approx(ready_for * 3600, abs=SLACK.total_seconds())
+    assert database.read(lambda connection: database.store.ready_for(connection, "other")) is None
