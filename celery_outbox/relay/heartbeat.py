@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 EVERY = timedelta(seconds=10)
 #: How often the mark of a restart is looked for.
 LOOK = timedelta(seconds=2)
-PATIENCE = timedelta(seconds=2)
+PATIENCE = timedelta(seconds=1)
 
 
 @contextmanager
@@ -64,8 +64,7 @@ class Heartbeat:
         on_restart: Callable[[], object] = lambda: None,
         every: timedelta = EVERY,
     ) -> None:
-        #: How long the end waits for a database that hangs; its row is stale soon anyway.
-        self.patience = PATIENCE
+        self._ends_at = 0.0
         self._every = every
         self._app = app
         self._on_restart = on_restart
@@ -93,10 +92,18 @@ class Heartbeat:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
-        ends = time.monotonic() + self.patience.total_seconds()
+        self.end(PATIENCE)
         for thread in self._threads:
-            thread.join(timeout=max(0.0, ends - time.monotonic()))
+            thread.join(timeout=max(0.0, self._ends_at - time.monotonic()))
+
+    def end(self, patience: timedelta) -> None:
+        """Let it end, without waiting; the end of the block will wait for what is left of this time.
+
+        A database may hang, and the row in it is stale soon anyway.
+        """
+        if not self._end.is_set():
+            self._ends_at = time.monotonic() + patience.total_seconds()
+            self._end.set()
 
     def begin(self, database: Database) -> None:
         """Write the row, unless it is there; before that, see that the tables are of this version.

@@ -47,8 +47,7 @@ class Listener:
         self._databases = databases
         self._ring = ring
         self._ears: list[_Ear] = []
-        #: How long the end waits for a connection that hangs.
-        self.patience = PATIENCE
+        self._ends_at: float | None = None
 
     def __enter__(self) -> Listener:
         self._ears = [_Ear(each, self._ring) for each in self._databases if each.can_listen]
@@ -58,11 +57,17 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
+        ends_at = self.end(PATIENCE)
         for ear in self._ears:
-            ear.end()
-        deadline = time.monotonic() + self.patience.total_seconds()
-        for ear in self._ears:
-            ear.join(max(0, deadline - time.monotonic()))
+            ear.join(max(0, ends_at - time.monotonic()))
+
+    def end(self, patience: timedelta) -> float:
+        """Let it end, without waiting; until when the end of the block will wait for it."""
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + patience.total_seconds()
+            for ear in self._ears:
+                ear.end()
+        return self._ends_at
 
 
 class _Ear:

@@ -182,9 +182,10 @@ class Relay:
             self.pulse.is_stopping = True
             self._turns.close()
             self._join(threads)
-            if self._is_abandoned:
-                # What has not answered the threads keeps nobody waiting again.
-                self._listener.patience = self._heartbeat.patience = timedelta(0)
+            # What has not answered the threads keeps nobody waiting again; nor the one after the other.
+            patience = timedelta(seconds=0 if self._is_abandoned else ANSWER_SECONDS)
+            self._listener.end(patience)
+            self._heartbeat.end(patience)
 
     def _watch(self) -> None:
         """Wait for the end, and look after what nobody uses meanwhile."""
