@@ -1,13 +1,13 @@
 """What a relay has done since it began, in numbers that cost it next to nothing.
 
-A message costs a tenth of a microsecond here, of a library's histogram eight tenths and more.
+All of a message costs a fifth of a microsecond; a library's histogram alone four times as much.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -29,11 +29,12 @@ class Buckets:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def add(self, values: Iterable[float]) -> None:
-        """Count values."""
+    def add(self, values: Sequence[float]) -> None:
+        """Count values; one below zero as zero."""
+        bounds, counts = self.bounds, self.counts
         for value in values:
-            self.counts[bisect_left(self.bounds, value)] += 1
-            self.sum += value
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values) if min(values, default=0.0) >= 0 else sum(max(0.0, it) for it in values)
 
 
 @dataclass(slots=True)
@@ -50,22 +51,26 @@ class Tally(Observer):
     """Counts batches; safe for threads.
 
     Args:
-        databases, brokers: whose numbers are there, and zero, from the beginning.
+        databases: those whose numbers are there, and zero, from the beginning.
+        brokers: likewise, in each of the databases.
     """
 
     def __init__(self, databases: Iterable[str], brokers: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._series = {(each, broker): Series() for each in databases for broker in brokers}
+        self._series = defaultdict[tuple[str, str], Series](Series)
+        for each in databases:
+            for broker in brokers:
+                self._series[each, broker] = Series()
 
     def settled(self, batch: Settled) -> None:
         """Count one."""
         with self._lock:
-            series = self._series.setdefault((batch.database, batch.broker), Series())
+            series = self._series[batch.database, batch.broker]
             for each in COUNTERS:
                 series.counts[each.name] += getattr(batch, each.name)
             series.histograms[BATCH.name].add([batch.seconds])
             # What left before its time, as brokers hold it, has not waited.
-            series.histograms[WAIT.name].add(max(0.0, each) for each in batch.waits)
+            series.histograms[WAIT.name].add(batch.waits)
 
     @property
     def series(self) -> Mapping[tuple[str, str], Series]:
