@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.progress import Progress
+from rich.table import Table
 from rich.text import Text
 
 from ..admin import Reach
@@ -161,12 +163,18 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 def _show(console: Console, database: Database, found: Examination) -> None:
     url = database.url.render_as_string(hide_password=True)
-    lines = [Text.assemble((database.name, "bold"), f"  {url}")]
-    lines += [Text(f"  {name:<18}  {value}") for name, value in found.facts]
-    lines += [Text(f"  remark: {remark}", "yellow") for remark in found.remarks]
-    lines += [Text(f"  WRONG: {fault}", "red") for fault in found.faults]
+    console.print(Text.assemble((database.name, "bold"), f"  {url}"), soft_wrap=not console.is_terminal)
+    ends = [Text(f"remark: {remark}", "yellow") for remark in found.remarks]
+    ends += [Text(f"WRONG: {fault}", "red") for fault in found.faults]
     if not found.faults:
-        lines.append(Text("  nothing is wrong", "green"))
-    for line in lines:
-        # A file or a pipe gets whole lines, however long; a terminal breaks them between words.
-        console.print(line, soft_wrap=not console.is_terminal)
+        ends.append(Text("nothing is wrong", "green"))
+    if console.is_terminal:
+        facts = Table.grid(padding=(0, 2, 0, 0))
+        for fact in found.facts:
+            facts.add_row(*map(Text, fact))
+        paragraphs: list[RenderableType] = [facts, *ends]
+        console.print(*(Padding(each, (0, 0, 0, 2)) for each in paragraphs), sep="")
+        return
+    # A file or a pipe gets whole lines, however long.
+    for line in [*(f"{name:<18}  {value}" for name, value in found.facts), *ends]:
+        console.print("  ", line, sep="", soft_wrap=True, markup=False)

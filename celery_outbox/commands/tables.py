@@ -20,6 +20,9 @@ _ERROR = 100
 #: Where there is room for fewer, a message gets some lines of its own.
 _SHORTEST_ERROR = 24
 
+#: What a column for the state, its borders and the edges take.
+_STATE_COLUMN = 18
+
 _STYLES = {
     "ready": "cyan",
     "delayed": "blue",
@@ -41,7 +44,7 @@ def show_messages(messages: Sequence[StoredMessage], *, tells_database: bool) ->
     if room >= _SHORTEST_ERROR:
         console.print(_lines(messages, tells_database, min(room, _ERROR)))
     else:
-        console.print(_paragraphs(messages, tells_database))
+        console.print(_paragraphs(messages, tells_database, console.width))
 
 
 def _write_lines(messages: Sequence[StoredMessage], tells_database: bool) -> None:
@@ -95,25 +98,36 @@ def _lines(messages: Sequence[StoredMessage], tells_database: bool, longest_erro
     return table
 
 
-def _paragraphs(messages: Sequence[StoredMessage], tells_database: bool) -> Table:
+def _paragraphs(messages: Sequence[StoredMessage], tells_database: bool, width: int) -> Table:
     table = Table(box=box.HORIZONTALS, show_header=False, pad_edge=False, show_lines=True)
-    table.add_column(no_wrap=True)
+    # An id that is broken over two lines cannot be copied.
+    has_two_columns = width >= _STATE_COLUMN + max(len(each.task_id) for each in messages)
+    if has_two_columns:
+        table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for each in messages:
-        when = moment(each)
-        about = [
-            Text(printable(each.task_name), "bold"),
-            Text(printable(each.task_id)),
-            Text(f"{printable(each.broker)}, {printable(each.queue)}"),
-            Text(f"{utc(when)} UTC, {_distance(when - each.read_at)}"),
-        ]
-        if tells_database:
-            about.insert(2, Text(f"database {each.database}"))
-        if each.error is not None:
-            about.append(_error(each, _ERROR))
-        state = Text("\n").join([_state(each), Text(f"attempts {_attempts(each)}")])
-        table.add_row(state, Text("\n").join(about))
+        state, attempts = _state(each), f"attempts {_attempts(each)}"
+        about = Text("\n").join(_about(each, tells_database))
+        if has_two_columns:
+            table.add_row(Text("\n").join([state, Text(attempts)]), about)
+        else:
+            table.add_row(Text.assemble(state, f"  {attempts}\n", about))
     return table
+
+
+def _about(message: StoredMessage, tells_database: bool) -> list[Text]:
+    when = moment(message)
+    about = [
+        Text(printable(message.task_name), "bold"),
+        Text(printable(message.task_id)),
+        Text(f"broker {printable(message.broker)}, queue {printable(message.queue)}"),
+        Text(f"{utc(when)} UTC, {_distance(when - message.read_at)}"),
+    ]
+    if tells_database:
+        about.insert(2, Text(f"database {message.database}"))
+    if message.error is not None:
+        about.append(_error(message, _ERROR))
+    return about
 
 
 def _state(message: StoredMessage) -> Text:

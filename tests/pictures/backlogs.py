@@ -1,24 +1,21 @@
-"""`python -m tests.monitor.pictures`: draw the pictures of docs/monitoring.md anew."""
+"""The pictures of docs/monitoring.md, of a destination that begins to fail."""
 
-import io
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rich.console import Console, RenderableType
-
 from celery_outbox.commands.backlogs import report
 from celery_outbox.commands.page import History, page
 from celery_outbox.monitoring import STATES, Age, Backlog, BrokerBacklog, Count, Failing
 from celery_outbox.storage.dialects.counters import Counters
 from celery_outbox.storage.state import RelayRow
-from tests.pages import ROOT
+from tests.pictures.drawing import draw
 
 COLUMNS = 90
+NARROW = 45
 INTERVAL = timedelta(seconds=2)
 BEGIN = datetime(2030, 1, 31, 12, 0, tzinfo=UTC)
 RELAYS = [
@@ -31,12 +28,13 @@ RELAYS = [
 ]
 
 
-def main() -> None:
-    """Write the pictures."""
+def draw_backlogs() -> None:
+    """Draw what monitor shows, on a wide terminal and on a narrow one."""
     backlogs = list(looks("shop", 70))
-    write("monitor", "celery-outbox -A shop monitor", report(backlogs[-1], COLUMNS))
     histories = [watched("shop", backlogs), watched("billing", calm("billing", 70))]
-    write("watch", "celery-outbox -A shop monitor --watch", page(histories, INTERVAL, COLUMNS))
+    for columns, suffix in ((COLUMNS, ""), (NARROW, "-narrow")):
+        draw(f"monitor{suffix}", "monitor", report(backlogs[-1], columns), columns)
+        draw(f"watch{suffix}", "monitor --watch", page(histories, INTERVAL, columns), columns)
 
 
 def looks(name: str, count: int) -> Iterator[Backlog]:
@@ -96,17 +94,3 @@ def watched(name: str, backlogs: Any) -> History:
     for looking.found in backlogs:
         history.update()
     return history
-
-
-def write(name: str, title: str, picture: RenderableType) -> None:
-    console = Console(record=True, width=COLUMNS, highlight=False, file=io.StringIO())
-    console.print(picture)
-    svg = console.export_svg(title=title)
-    # The fonts would come from another host.
-    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-    lines = [line.rstrip() for line in svg.splitlines() if line.strip()]
-    (ROOT / "docs" / "pictures" / f"{name}.svg").write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""What the commands show, as pictures for the documentation."""
