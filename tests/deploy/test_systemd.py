@@ -5,13 +5,14 @@ import signal
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 import sqlalchemy as sa
 
 from celery_outbox.commands.relay import OUT_OF_MEMORY
 from celery_outbox.relay.loop import STOP_SECONDS
 from tests.deploy.conftest import DEPLOY, PROGRAM, assert_begins, exec_start, seconds, unit, variables
-from tests.processes import unused_port
+from tests.processes import HOST, unused_port
 from tests.relay.apps import make_outbox, rows, send
 from tests.relay.commands import environment, program, running
 from tests.relay.wire import task_ids
@@ -68,13 +69,14 @@ def test_what_a_unit_starts_delivers_and_ends_in_time_with_exit_code_0(
     port = str(unused_port())
     told = EXAMPLE | {"RELAY_OPTIONS": EXAMPLE["RELAY_OPTIONS"].replace("9808", port)}
     command = exec_start(name, told, instance=port)
-    assert_begins(command[1:])
     command[0] = program("celery-outbox")
     command[command.index("-A") + 1] = "tests.relay.shop"
     with running(command, tmp_path, environment(broker=broker, database=sqlite_url)) as relay:
         relay.wait_for("Relaying from")
         stored = send(shop)
         wait_until(lambda: not rows(shop), 30, "the delivery")
+        for path in ("healthz", "readyz", "metrics"):
+            assert httpx.get(f"http://{HOST}:{port}/{path}").status_code == 200
         relay.send(signal.SIGTERM)
         assert relay.wait(seconds(unit(name)["Service"]["TimeoutStopSec"])) == 0, relay.output
         assert "Traceback" not in relay.output
