@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -113,6 +114,9 @@ def reports_errors(command: F) -> F:
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
+        # What a terminal without UTF-8 cannot show shall not keep it from showing the rest.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         try:
             return command(*args, **kwargs)
         except OutboxError as error:

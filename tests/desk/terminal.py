@@ -5,6 +5,7 @@ import pty
 import re
 import struct
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fcntl import ioctl
 from termios import TIOCSWINSZ
@@ -16,18 +17,25 @@ from tests.schema.test_commands import read_all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What is to be seen on the terminal, and the exit code."""
+    """What is to be seen on the terminal, what was sent to it, and the exit code."""
 
     text: str
+    sent: str
     exit_code: int
 
 
-def call_on_terminal(*arguments: str, answer: str = "", columns: int = 80, **databases: str) -> Shown:
+def call_on_terminal(
+    *arguments: str,
+    answer: str = "",
+    columns: int = 80,
+    told: Mapping[str, str] | None = None,
+    **databases: str,
+) -> Shown:
     """Call a command on a terminal of so many columns, at which ``answer`` has been typed."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     os.write(ours, answer.encode())
-    env = {**environment(**databases), "TERM": "xterm"}
+    env = {**environment(**databases), "TERM": "xterm", **(told or {})}
     process = subprocess.Popen(
         outbox_command(*arguments, app=PROJECT),
         cwd=ROOT,
@@ -41,4 +49,4 @@ def call_on_terminal(*arguments: str, answer: str = "", columns: int = 80, **dat
     exit_code = process.wait(timeout=30)
     assert "Traceback" not in shown
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
-    return Shown(text=text, exit_code=exit_code)
+    return Shown(text=text, sent=shown, exit_code=exit_code)
