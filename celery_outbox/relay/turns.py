@@ -98,6 +98,8 @@ class Turns:
         if len(brokers) > 1:
             self._at_broker = max(1, many - 1)
         self._brokers_rest: dict[str, float] = {}
+        #: Databases that did not answer when they were asked last.
+        self._away: set[str] = set()
         self._counter = itertools.count(1)
         self._changed = threading.Condition()
 
@@ -186,6 +188,7 @@ class Turns:
             if (
                 (not each.active or each.is_deep)
                 and (each.limit is None or each.broker not in probed)
+                and (each.database.name not in self._away or not databases[each.database.name])
                 and databases[each.database.name] < self._at_database
                 and brokers[each.broker] < self._at_broker
             ):
@@ -206,9 +209,10 @@ class Turns:
 
     def note_depth(self, turn: Turn, *, is_deep: bool) -> None:
         """A claim has found as many as it asked for, or less."""
-        if turn.is_deep != is_deep:
+        if turn.is_deep != is_deep or turn.database.name in self._away:
             with self._changed:
                 turn.is_deep = is_deep
+                self._away.discard(turn.database.name)
                 self._changed.notify_all()
 
     def may_go_on(self, turn: Turn) -> bool:
@@ -225,6 +229,8 @@ class Turns:
         """A thread has done with a turn; what made no progress rests."""
         with self._changed:
             turn.active -= 1
+            if turn._resting_until <= time.monotonic():  # nothing has failed
+                self._away.discard(turn.database.name)
             is_asked_again = turn._is_woken
             turn.is_dry = not has_progressed and not is_asked_again
             if has_progressed:
@@ -246,12 +252,15 @@ class Turns:
     ) -> None:
         """Leave a database or a broker alone for about ``--sleep``, or as long as its failure took.
 
-        A broker is probed then: one small batch at a time, until it takes any.
+        A broker is probed then: one small batch at a time, until it takes any; a database is asked by
+        one thread, until it answers.
         """
         until = time.monotonic() + max(self._sleep, took) * random.uniform(0.75, 1.25)
         with self._changed:
             if broker is not None:
                 self._brokers_rest[broker] = until
+            if database is not None:
+                self._away.add(database)
             for each in self.all:
                 if each.database.name == database or each.broker == broker:
                     each._resting_until = max(each._resting_until, until)

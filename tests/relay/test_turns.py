@@ -190,6 +190,24 @@ def test_a_probe_that_ends_lets_the_next_one_begin() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_database_that_has_failed_is_asked_by_one_thread_until_it_answers(
+    is_empty: bool, clock: FrozenDateTimeFactory
+) -> None:
+    turns = make_turns("a", "b", databases=2)
+    turns.rest(database="database 0")
+    clock.tick(LONG)
+    taken = [take(turns) for _ in range(3)]
+    assert [each.database.name for each in taken] == ["database 0", "database 1", "database 1"]
+    if is_empty:
+        turns.give_back(taken[0], has_progressed=False)
+        clock.tick(LONG)
+        assert take(turns).database is taken[0].database
+    else:
+        turns.note_depth(taken[0], is_deep=False)
+    assert take(turns).database is taken[0].database
+
+
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_one_thread_is_left_for_other_brokers_whatever_a_backlog_has(threads: int) -> None:
     turns = make_turns("deep", "flat", threads=threads)
