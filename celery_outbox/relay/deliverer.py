@@ -131,8 +131,6 @@ class Deliverer:
                 self._outages.end("database", turn.database.name)
                 if claim is None or not claim.messages:
                     return served
-                patience = self._longest.get(turn.broker, 0.0)
-                self._pulse.limits[threading.get_ident()] = claim.expires + patience
                 # Held until it is its turn to be published.
                 publisher = self._acquire(turn.broker)
             try:
@@ -218,6 +216,10 @@ class Deliverer:
         try:
             claim = self._ask(turn, lambda: turn.horizon.take(since, lambda: run(claiming)))
         finally:
+            if claim is not None and claim.messages:
+                # First: what is claimed is published, also when nothing more may be taken after it.
+                ends = claim.expires + self._longest.get(turn.broker, 0.0)
+                self._pulse.limits[threading.get_ident()] = ends
             self._budget.claimed(wanted, len(claim.messages if claim else ()))
         turn.horizon.claimed(claim.latest)
         self._turns.note_depth(turn, is_deep=len(claim.messages) == wanted)

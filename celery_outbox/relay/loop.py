@@ -30,7 +30,7 @@ KEEP_ALIVE = timedelta(seconds=1)
 #: How long the end waits for batches that are under way; longer than a publisher waits for an answer.
 STOP_SECONDS = 45.0
 #: The same, when all that is waited for is an answer that nothing depends on.
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 1.6
 
 
 class Relay:
@@ -181,11 +181,10 @@ class Relay:
         finally:
             self.pulse.is_stopping = True
             self._turns.close()
-            self._join(threads)
-            # What has not answered the threads keeps nobody waiting again; nor the one after the other.
-            patience = timedelta(seconds=0 if self._is_abandoned else ANSWER_SECONDS)
-            self._listener.end(patience)
-            self._heartbeat.end(patience)
+            left = self._join(threads)
+            # At the same time, and what has not answered the threads keeps nobody waiting again.
+            self._listener.end(left)
+            self._heartbeat.end(left)
 
     def _watch(self) -> None:
         """Wait for the end, and look after what nobody uses meanwhile."""
@@ -193,7 +192,7 @@ class Relay:
         ends = None
         if self._options.max_time is not None:
             ends = time.monotonic() + self._options.max_time.total_seconds()
-        while not (self._is_stopped or self._turns.is_done or self._budget.is_spent):
+        while not (self._is_stopped or self._turns.is_done or self._has_done_its_work):
             self.pulse.watch(is_paused=self._is_paused)
             left = KEEP_ALIVE
             if ends is not None:
@@ -206,6 +205,12 @@ class Relay:
             self._connections.keep_alive()
             if self._has_too_much_memory():
                 return
+
+    @property
+    def _has_done_its_work(self) -> bool:
+        # Asked again in the end: what was claimed may have come back, and is then to be taken again.
+        budget = self._budget
+        return budget.is_spent and not self._deliverer.has_batches and budget.is_spent
 
     def _has_too_much_memory(self) -> bool:
         limit = self._options.max_memory
@@ -241,8 +246,11 @@ class Relay:
         finally:
             self._turns.give_back(turn, has_progressed=has_progressed)
 
-    def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for what is under way, but not for ever, and not when told so again."""
+    def _join(self, threads: Sequence[threading.Thread]) -> timedelta:
+        """Wait for what is under way, but not for ever, and not when told so again.
+
+        Returns how long other answers may be waited for.
+        """
         assert self._wakeup is not None  # noqa: S101 - run() has made it
         began = time.monotonic()
         while any(thread.is_alive() for thread in threads):
@@ -255,8 +263,9 @@ class Relay:
                         "The relay leaves a batch behind that is under way; it is delivered again when "
                         "its lease is over"
                     )
-                return
+                return timedelta(0)
             self._wakeup.wait(timedelta(seconds=0.01))
+        return timedelta(seconds=ANSWER_SECONDS - min(time.monotonic() - began, ANSWER_SECONDS / 2))
 
 
 def _threads(databases: Sequence[Database], brokers: int, options: RelayOptions) -> int:
