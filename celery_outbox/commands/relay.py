@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY = 12
 
 
-@click.command()
+@click.command(short_help="Publish committed messages.")
 @click.argument("database", required=False)
 @click.option(
     "--batch",
@@ -109,6 +109,16 @@ def relay(
 
     SIGTERM, SIGINT and SIGQUIT let it finish its batches and end, a second one lets it end at once.
     SIGUSR2 pauses it, SIGCONT lets it go on.
+
+    \b
+    Examples:
+      celery-outbox -A shop relay
+      celery-outbox -A shop relay billing --concurrency 4 --memory 60%
+      celery-outbox -A shop relay --metrics-port 9808 --unhealthy-after 15m
+      celery-outbox -A shop relay --stop-when-empty
+
+    Exit code 0 when it ran its course, also when deliveries failed: the messages stay. Exit code 1 when
+    it could not work at all, 12 when it used too much memory.
     """
     if unhealthy_after is not None and metrics_port is None:
         raise click.UsageError("--unhealthy-after needs --metrics-port.")
