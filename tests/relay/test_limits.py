@@ -13,10 +13,15 @@ from click.testing import CliRunner
 from celery_outbox import Outbox
 from celery_outbox.commands.relay import relay
 from celery_outbox.relay.limits import memory_limit
-from tests.relay.apps import rows, send
+from celery_outbox.storage.database import Database
+from tests.relay.apps import rows, rows_of, send
 from tests.relay.commands import ROOT, environment, outbox_command, run, running
 from tests.relay.conftest import OpenOutbox
+from tests.relay.fakes import Broker, Gate, relay_of
+from tests.relay.fakes import running as running_here
 from tests.relay.wire import task_ids
+from tests.storage.rows import add, make_message
+from tests.waiting import wait_until
 
 MB = 2**20
 MACHINE = psutil.virtual_memory().total
@@ -189,3 +194,31 @@ def test_a_share_is_one_of_the_limit_of_the_process_itself() -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (own, own)),
     )
     assert int(done.stdout) == own // 10
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("count", [1, 25, 60])
+def test_no_more_messages_are_taken_than_were_asked_for(
+    concurrency: int, count: int, database: Database
+) -> None:
+    broker = Broker()
+    add(database, *(make_message(f"{number}", broker="a") for number in range(100)))
+    relay_of([database], {"a": broker}, batch=10, concurrency=concurrency, max_jobs=count).run()
+    assert len(broker.taken) == count
+    assert len(rows_of(database)) == 100 - count
+
+
+def test_what_was_claimed_ahead_is_published_though_nothing_more_may_be_taken(
+    database: Database,
+) -> None:
+    broker, gate = Broker(), Gate()
+    broker.answer = gate.accept
+    add(database, *(make_message(f"{number}", broker="a") for number in range(100)))
+    with running_here([database], {"a": broker}, batch=10, max_jobs=20) as one:
+        wait_until(lambda: sum(bool(row.claim_token) for row in rows_of(database)) == 20)
+        pulse = one.relay.pulse
+        before = pulse.watched_at
+        wait_until(lambda: pulse.watched_at != before, message="another round of the main loop")
+        gate.open()
+        one.wait()
+    assert len(broker.taken) == 20

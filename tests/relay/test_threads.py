@@ -76,34 +76,6 @@ def test_one_batch_more_than_are_published_is_claimed_ahead(
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-@pytest.mark.parametrize("count", [1, 25, 60])
-def test_no_more_messages_are_taken_than_were_asked_for(
-    concurrency: int, count: int, database: Database
-) -> None:
-    broker = Broker()
-    fill(database, 100)
-    relay_of([database], {"a": broker}, batch=10, concurrency=concurrency, max_jobs=count).run()
-    assert len(broker.taken) == count
-    assert len(rows_of(database)) == 100 - count
-
-
-def test_what_was_claimed_ahead_is_published_though_nothing_more_may_be_taken(
-    database: Database,
-) -> None:
-    broker, gate = Broker(), Gate()
-    broker.answer = gate.accept
-    fill(database, 100)
-    with running([database], {"a": broker}, batch=10, max_jobs=20) as one:
-        wait_until(lambda: sum(bool(row.claim_token) for row in rows_of(database)) == 20)
-        pulse = one.relay.pulse
-        before = pulse.watched_at
-        wait_until(lambda: pulse.watched_at != before, message="another round of the main loop")
-        gate.open()
-        one.wait()
-    assert len(broker.taken) == 20
-
-
-@pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_relay_that_stops_when_empty_leaves_nothing_that_is_ready(
     concurrency: int, make_database: MakeDatabase
 ) -> None:
