@@ -12,7 +12,7 @@ from ..storage.desk import (
     Filter,
     StoredMessage,
 )
-from .acting import Outcome, Outcomes, forget, reschedule, retry
+from .acting import Outcome, Outcomes, forget, reschedule, retry, unforgettable
 from .chords import chord_warnings
 from .looking import Listing, Plan, Whereabouts, find, list_messages, place
 from .one import find_one, forget_one, reschedule_one
@@ -49,4 +49,5 @@ __all__ = [
     "reschedule_one",
     "retry",
     "retry_all",
+    "unforgettable",
 ]

@@ -15,11 +15,11 @@ from sqlalchemy.engine import Connection
 from ..errors import OptionError, OutboxError
 from ..message import Envelope
 from ..storage.database import Database
-from ..storage.desk import MOVABLE_STATES, Desk, StoredMessage
+from ..storage.desk import FORGETTABLE_STATES, MOVABLE_STATES, Desk, StoredMessage
 from ..storage.schema import FAR_FUTURE
 from .looking import Placed, Plan
 
-__all__ = ["Outcome", "Outcomes", "forget", "reschedule", "retry"]
+__all__ = ["Outcome", "Outcomes", "forget", "reschedule", "retry", "unforgettable"]
 
 #: Says why nothing was done to a row, None when something was; called in a transaction.
 _Act = Callable[[Connection, Desk, StoredMessage], str | None]
@@ -67,6 +67,28 @@ def retry(plan: Plan) -> Outcomes:
 def forget(plan: Plan) -> Outcomes:
     """Delete messages before their delivery: neither reserved nor delivered ones."""
     return _act(plan, _forget)
+
+
+def unforgettable(plan: Plan) -> Outcomes:
+    """What ``forget`` would have refused when the plan was made; nothing is done."""
+    each = [
+        Outcome(task_id=placed.task_id, refusal=placed.refusal)
+        for placed in plan.each
+        if placed.database is None
+    ]
+    each += [
+        Outcome(
+            task_id=message.task_id,
+            database=message.database,
+            row_id=message.id,
+            message=message,
+            refusal=_reason(message, _CHANGED),
+        )
+        for placed in plan.each
+        for message in placed.messages
+        if message.state not in FORGETTABLE_STATES
+    ]
+    return Outcomes(each=each, errors=plan.errors)
 
 
 def reschedule(plan: Plan, when: datetime | timedelta) -> Outcomes:

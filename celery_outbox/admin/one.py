@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, OptionError
 from ..storage.database import Database
 from ..storage.desk import StoredMessage
 from .acting import Outcomes, forget, reschedule
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 def find_one(databases: Sequence[Database], task_id: str) -> list[StoredMessage]:
     """Find the messages of a task.
 
-    Raises SchemaError and DatabaseError when there are none where one can look, and a database could
-    not be asked.
+    Raises OptionError for what cannot be a task id; SchemaError and DatabaseError when there are none
+    where one can look, and a database could not be asked.
     """
-    found = find(databases, [task_id])
+    found = find(databases, [_checked(task_id)])
     if not found.messages:
         for error in found.errors.values():
             raise error
@@ -53,7 +53,7 @@ def reschedule_one(databases: Sequence[Database], task_id: str, when: datetime |
 
 
 def _plan(databases: Sequence[Database], task_id: str) -> Plan:
-    plan = place(databases, [task_id])
+    plan = place(databases, [_checked(task_id)])
     (placed,) = plan.each
     if len(placed.found_in) > 1:
         raise ConfigurationError(
@@ -64,6 +64,13 @@ def _plan(databases: Sequence[Database], task_id: str) -> Plan:
         for error in plan.errors:
             raise error
     return plan
+
+
+def _checked(task_id: str) -> str:
+    # An AsyncResult or a UUID would not be found; lone surrogates are text that no database takes.
+    if not isinstance(task_id, str) or any("\ud800" <= each <= "\udfff" for each in task_id):
+        raise OptionError(f"task_id: expected the id of a task as text, got {task_id!r}.")
+    return task_id
 
 
 def _is_done(outcomes: Outcomes) -> bool:

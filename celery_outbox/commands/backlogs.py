@@ -34,6 +34,8 @@ _ERROR = 160
 _WIDEST = 5000
 #: Failing queues that are shown.
 _FAILING = 5
+#: For how long messages may be due, with a relay that has not failed, before that is said.
+_SLOW = timedelta(minutes=1)
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -99,6 +101,17 @@ def alarms(backlog: Backlog) -> Iterator[Text]:
         )
     if not backlog.running and any(broker.has_due for broker in backlog.brokers):
         yield Text("NO RELAY is running, and messages are due", "bold red")
+    failing = {each.broker for each in backlog.failing}
+    for broker in backlog.brokers if backlog.running else ():
+        age = broker.age.duration
+        if broker.is_known and broker.broker not in failing and age is not None and age >= _SLOW:
+            # While a broker cannot be reached nothing is taken, and so no message gets an error.
+            yield Text(
+                f"SLOW: messages for the broker {printable(broker.broker)!r} have been due for "
+                f"{lasting(age)}, and no delivery has failed. Its relay cannot reach the broker or "
+                "cannot keep up, is paused or missing: see its log.",
+                "bold yellow",
+            )
 
 
 def failures(failing: Sequence[Failing]) -> Iterator[Text]:

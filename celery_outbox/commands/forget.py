@@ -20,6 +20,7 @@ from ..admin import (
     forget,
     forget_all,
     place,
+    unforgettable,
 )
 from ..errors import OutboxError
 from ..storage.database import Database
@@ -90,7 +91,9 @@ def _agree_on(ctx: click.Context, plan: Plan, *, tells_database: bool) -> None:
     if found:
         show_messages(found, tells_database=tells_database)
         _warn(plan)
-        _agree(ctx, len(found))
+        if not _agree(len(found)):
+            report_outcomes(ctx, unforgettable(plan), "forgotten", lambda _: "")
+            ctx.exit(1)
 
 
 def _warn(plan: Plan) -> None:
@@ -99,12 +102,13 @@ def _warn(plan: Plan) -> None:
         click.echo(f"Warning: {about}: {warning}", err=True)
 
 
-def _agree(ctx: click.Context, count: int) -> None:
-    """Ask; anything but a yes ends it."""
+def _agree(count: int) -> bool:
+    """Ask; whether the answer is yes."""
     which = "this message" if count == 1 else f"these {count:,} messages"
-    if not click.confirm(f"Forget {which}? What is forgotten is never delivered.", err=True):
+    agreed = click.confirm(f"Forget {which}? What is forgotten is never delivered.", err=True)
+    if not agreed:
         click.echo("Nothing was forgotten.", err=True)
-        ctx.exit(1)
+    return agreed
 
 
 def _forget_all(
@@ -131,7 +135,8 @@ def _forget_all(
     if any(messages.ids for _, messages in found) and not force:
         for database, messages in found:
             click.echo(f"{database.name}: {_messages(len(messages.ids))}", err=True)
-        _agree(ctx, sum(len(messages.ids) for _, messages in found))
+        if not _agree(sum(len(messages.ids) for _, messages in found)):
+            ctx.exit(1)
     for database, messages in found:
         failed = not _delete(database, messages) or failed
     if failed:

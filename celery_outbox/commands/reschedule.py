@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 
 import click
 
@@ -56,12 +56,23 @@ def reschedule_(
     box = find_outbox(ctx)
     databases = choose_databases(box, database)
     try:
-        when = _when(read_eta(eta, box.app.timezone), countdown)
+        when = _when(_read(eta, box.app.timezone), countdown)
         plan = place(databases, ids, require=Reach(databases).require)
         outcomes = reschedule(plan, when)
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     report_outcomes(ctx, outcomes, "rescheduled", _moved)
+
+
+def _read(eta: str | None, timezone: tzinfo) -> datetime | None:
+    try:
+        return read_eta(eta, timezone)
+    except OptionError as error:
+        raise click.BadParameter(
+            f"expected a time such as 2030-01-31T12:00:00+01:00, got {eta!r}. For a time from now on "
+            "there is --countdown.",
+            param_hint="--eta",
+        ) from error
 
 
 def _when(eta: datetime | None, countdown: timedelta | None) -> datetime | timedelta:
