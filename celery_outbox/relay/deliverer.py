@@ -212,15 +212,24 @@ class Deliverer:
             lease=self._options.lease,
             since=since,
         )
-        claim: Claim | None = None
+        made: list[Claim] = []
+
+        def work(connection: Connection) -> Claim:
+            made[:] = [claiming(connection)]
+            return made[0]
+
         try:
-            claim = self._ask(turn, lambda: turn.horizon.take(since, lambda: run(claiming)))
-        finally:
-            if claim is not None and claim.messages:
+            claim = self._ask(turn, lambda: turn.horizon.take(since, lambda: run(work)))
+            if claim.messages:
                 # First: what is claimed is published, also when nothing more may be taken after it.
                 ends = claim.expires + self._longest.get(turn.broker, 0.0)
                 self._pulse.limits[threading.get_ident()] = ends
-            self._budget.claimed(wanted, len(claim.messages if claim else ()))
+        except Exception:
+            for each in made:
+                self.settler.owe(turn, each)  # perhaps it was committed, and only the answer was lost
+            raise
+        finally:
+            self._budget.claimed(wanted, sum(len(each.messages) for each in made))
         turn.horizon.claimed(claim.latest)
         self._turns.note_depth(turn, is_deep=len(claim.messages) == wanted)
         return claim

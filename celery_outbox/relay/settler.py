@@ -79,6 +79,21 @@ class Settler:
             settled = len(result.claim.messages)
         self.note_settled(result, settled)
 
+    def owe(self, turn: Turn, claim: Claim) -> None:
+        """A batch is to be put back, if it was claimed at all."""
+        rows = {message.id for message in claim.messages}
+        parted = Parted(messages=claim.messages, free=claim.messages, names={})
+        self._owed[turn.database.name].append(
+            Result(
+                turn=turn,
+                claim=claim,
+                parted=parted,
+                outcome=Outcome(unsent=rows),
+                failures={},
+                behind={},
+            )
+        )
+
     def settle_owed(self, database: str) -> None:
         """Write what could not be written before, as long as its lease holds. Raises like ``settle``.
 

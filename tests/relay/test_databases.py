@@ -103,6 +103,41 @@ def test_what_was_published_when_the_database_went_away_is_settled_when_it_is_ba
     assert task_ids(redis_url) == [stored]
 
 
+@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
+def test_a_claim_whose_commit_was_not_answered_is_put_back_when_the_database_answers(
+    server: str,
+    request: pytest.FixtureRequest,
+    open_outbox: OpenOutbox,
+    tcp_proxy: MakeProxy,
+    redis_url: str,
+) -> None:
+    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
+    proxy = tcp_proxy(HOST, url.port or 0)
+    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
+    relays = open_outbox(redis_url, url.set(port=proxy.port).render_as_string(hide_password=False))
+    engine, claims = relays.settings.databases["default"], list[str]()
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def note(connection: sa.Connection, cursor: object, statement: str, *rest: object) -> None:
+        if "UPDATE" in statement and "lease_until=" in statement:
+            claims.append(statement)
+
+    @sa.event.listens_for(engine, "commit")
+    def lose_the_answer(connection: sa.Connection) -> None:
+        if claims:
+            proxy.swallow_replies()
+
+    stored = send(producer)
+    with relaying(relays):
+        wait_until(lambda: rows(producer)[0].claim_token, 20, "a claim that was committed")
+        sa.event.remove(engine, "commit", lose_the_answer)
+        proxy.cut()
+        proxy.resume()
+        # Long before the end of its lease, which is 300 seconds.
+        wait_until(lambda: not rows(producer), 20, "the delivery")
+    assert task_ids(redis_url) == [stored]
+
+
 def test_a_pool_without_a_free_connection_does_not_end_the_relay(
     sqlite_url: str, redis_url: str
 ) -> None:
