@@ -184,6 +184,27 @@ def test_nothing_is_accepted_whose_answer_was_not_read(
     publisher.close()
 
 
+@pytest.mark.parametrize("breaks", ["at the look whether it lives", "at a declaration"])
+def test_what_was_not_sent_when_the_connection_broke_costs_no_attempt(
+    breaks: str, client: redis.Redis, redis_url: str, tcp_proxy: Callable[[str, int], TcpProxy]
+) -> None:
+    proxy = tcp_proxy(HOST, int(redis_url.rpartition("/")[0].rpartition(":")[2]))
+    options = {"socket_timeout": 0.5, "health_check_interval": 1e-6}
+    publisher = connected(proxy.through(redis_url), transport_options=options)
+    publish(publisher, [message()])
+    client.flushdb()
+    if breaks == "at a declaration":
+        proxy.refuse()
+        proxy.cut()
+    else:
+        proxy.stall()
+    messages = [message("new" if breaks == "at a declaration" else "celery"), message()]
+    outcome = publish(publisher, messages)
+    assert (outcome.errors, outcome.unsent) == ({}, {each.id for each in messages})
+    assert outcome.is_connection_lost
+    publisher.close()
+
+
 def test_what_needs_a_second_pipeline_waits_for_the_first(client: redis.Redis, redis_url: str) -> None:
     publisher = connected(redis_url)
     messages = [message(body=bytes([number]) * (3 * 1024 * 1024)) for number in range(5)]

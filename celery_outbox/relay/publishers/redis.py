@@ -34,6 +34,9 @@ _UNUSABLE = frozenset(
     {"ReadOnlyError", "BusyLoadingError", "MasterDownError", "ClusterDownError", "AuthenticationError"}
 )
 
+#: What befalls the connection, whatever was to be declared for a message.
+_UNREACHABLE = frozenset({"ConnectionError", "TimeoutError"})
+
 #: The name and the first argument of a Redis command that takes a message.
 _Target = tuple[str, str]
 #: Where a message is to go, and its priority, which tells the list.
@@ -127,6 +130,9 @@ class RedisPublisher(KombuPublisher):
                 if type(error).__name__ in _UNUSABLE:
                     self._leave()
                     unsent.add(message.id)
+                elif type(error).__name__ in _UNREACHABLE:
+                    self.close()
+                    unsent.add(message.id)
                 else:
                     errors[message.id] = text_of(error)
                     self._recover(error)
@@ -206,6 +212,7 @@ class RedisPublisher(KombuPublisher):
                     sent.execute_command(name.upper(), *arguments)
                 # Before that, nothing has been sent for certain.
                 sent.connection = sent.connection_pool.get_connection()
+                sent.connection.check_health()
                 is_begun = True
                 answers = self._answers(sent)
         except Exception as error:  # noqa: BLE001 - whatever it was: the outbox is the retry
@@ -234,7 +241,8 @@ class RedisPublisher(KombuPublisher):
         connection, commands = sent.connection, [arguments for arguments, _ in sent.command_stack]
         refused = self._producer_channel.ResponseError
         try:
-            connection.send_packed_command([b"".join(connection.pack_commands(commands))])
+            packed = b"".join(connection.pack_commands(commands))
+            connection.send_packed_command([packed], check_health=False)
             answers = []
             for name, *_ in commands:
                 try:
