@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sqlalchemy.engine import Connection
 
+from ..message import ClaimedMessage
 from ..publishing import Outcome
 from ..signals import outbox_failed, outbox_published
 from ..storage.store import Claim, Failure
@@ -23,6 +24,9 @@ from .turns import Turn, Turns
 __all__ = ["Result", "Settler"]
 
 logger = logging.getLogger(__name__)
+
+#: Messages that one line of the log names.
+NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +166,12 @@ class Settler:
         if outcome.errors:
             failed = [messages[row] for row in sorted(outcome.errors)]
             logger.error(
-                "Delivery of %d message(s) failed: %s",
+                "Delivery of %d message(s) failed: %s (database %r, broker %r: %s)",
                 len(failed),
                 next(iter(outcome.errors.values())),
+                turn.database.name,
+                turn.broker,
+                _named(failed),
                 extra={
                     "database": turn.database.name,
                     "broker": turn.broker,
@@ -198,3 +205,12 @@ def _observed(result: Result, lost: int) -> Settled:
         seconds=time.monotonic() - claim.read_at,
         waits=[each.waited + took for each in claim.messages if each.id in outcome.accepted],
     )
+
+
+def _named(messages: Sequence[ClaimedMessage]) -> str:
+    """The first of some messages as people know them, and how many more there are."""
+    some = [
+        f"row {each.id}, {each.task_name}[{each.task_id}] for {each.queue}" for each in messages[:NAMED]
+    ]
+    more = len(messages) - len(some)
+    return "; ".join([*some, f"and {more} more"] if more else some)

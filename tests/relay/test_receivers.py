@@ -95,7 +95,10 @@ def test_a_failure_is_logged_with_where_and_what_it_was(
     relay_once(outbox)
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert record.name.startswith("celery_outbox.")
-    assert "Delivery of 2 message(s) failed" in record.getMessage()
+    said = record.getMessage()
+    assert "Delivery of 2 message(s) failed" in said
+    assert "database 'default', broker 'shop'" in said
+    assert all(f"shop.add[{each}]" in said for each in bad)
     names = "database", "broker", "row_ids", "task_ids", "task_names"
     assert [getattr(record, name) for name in names] == [
         "default",
