@@ -128,12 +128,14 @@ class Relay:
         try:
             with self._heartbeat, Wakeup() as self._wakeup:
                 self._deliverer.warn_of_leases(self._brokers)
-                if self._options.once:
+                if not self._options.once:
+                    with self._listener:
+                        self._run_threads(self._work)
+                elif any(database.is_for_one_thread for database in self._databases):
                     self._turns.open()
                     self._pass()
                 else:
-                    with self._listener:
-                        self._run_threads()
+                    self._run_threads(self._work_once)
         finally:
             self._connections.close()
             settler = self._deliverer.settler
@@ -165,9 +167,9 @@ class Relay:
                 if turn.database is database and left > 0 and not self._is_stopped:
                     left -= self._deliverer.serve(turn, left).claimed
 
-    def _run_threads(self) -> None:
+    def _run_threads(self, work: Callable[[], None]) -> None:
         threads = [
-            threading.Thread(target=self._work, name=f"celery_outbox relay {number}", daemon=True)
+            threading.Thread(target=work, name=f"celery_outbox relay {number}", daemon=True)
             for number in range(1, self._threads + 1)
         ]
         if not self._is_stopped:
@@ -179,7 +181,7 @@ class Relay:
         try:
             self._watch()
         finally:
-            self.pulse.is_stopping = True
+            self.pulse.is_stopping = self._is_stopped = True
             self._turns.close()
             left = self._join(threads)
             # At the same time, and what has not answered the threads keeps nobody waiting again.
@@ -223,6 +225,16 @@ class Relay:
             limit / 2**20,
         )
         return True
+
+    def _work_once(self) -> None:
+        """What the only thread does of a relay that makes one pass."""
+        try:
+            self._pass()
+        except BaseException as error:  # noqa: BLE001 - raised by run(), in the thread that called it
+            self._failure = error
+        finally:
+            self._is_stopped = True
+            self._ring()
 
     def _work(self) -> None:
         """What a thread does."""

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,9 +76,10 @@ def test_a_relay_whose_broker_hangs_leaves_it_after_the_limit_with_exit_code_0(
     assert (task_ids(redis_url), rows(outbox)) == ([*stored, stored[1]], [])
 
 
-@pytest.mark.parametrize("hangs", ["broker", "database"])
+@pytest.mark.parametrize(("hangs", "mode"), [("broker", ()), ("broker", ("--once",)), ("database", ())])
 def test_a_relay_that_waits_for_a_service_that_hangs_is_out_within_two_seconds(
     hangs: str,
+    mode: Sequence[str],
     open_outbox: OpenOutbox,
     tcp_proxy: Callable[[str, int], TcpProxy],
     redis_url: str,
@@ -92,7 +93,7 @@ def test_a_relay_that_waits_for_a_service_that_hangs_is_out_within_two_seconds(
     if hangs == "broker":
         wire.stall()  # from the start: a batch that is in hand would be waited for
     stored = send(outbox)
-    with running(outbox_command("relay", "--sleep", "0.1"), tmp_path, env) as relay:
+    with running(outbox_command("relay", "--sleep", "0.1", *mode), tmp_path, env) as relay:
         if hangs == "database":
             wait_until(lambda: not rows(outbox), 30, "the first delivery")
             wire.stall()
