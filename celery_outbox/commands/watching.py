@@ -87,7 +87,9 @@ class Waking:
 
     def wait(self, seconds: float, *others: int) -> tuple[set[int], bool]:
         """Wait; return the signals that came, and whether another file descriptor can be read."""
-        ready, _, _ = select.select([self._reader, *others], [], [], max(0.0, seconds))
+        # No longer than an hour at once: what looks again too early looks in vain.
+        timeout = min(max(0.0, seconds), 3600.0)
+        ready, _, _ = select.select([self._reader, *others], [], [], timeout)
         came = set(os.read(self._reader, 4096)) if self._reader in ready else set()
         return came - {0}, any(other in ready for other in others)
 

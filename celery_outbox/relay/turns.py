@@ -24,6 +24,8 @@ __all__ = ["PROBE", "Turn", "Turns"]
 
 #: Messages of one claim, while it is not known whether the broker takes any.
 PROBE = 10
+#: A wait has its limits, and is begun anew; seconds.
+_LONGEST = 3600.0
 #: A database whose claim takes longer, seconds, gets no other thread meanwhile.
 STUCK = 2.0
 
@@ -156,7 +158,7 @@ class Turns:
                     turn._is_woken = False
                     turn._served = next(self._counter)
                     return turn
-                self._changed.wait(rest)
+                self._changed.wait(None if rest is None else min(rest, _LONGEST))
             return None
 
     def _next(self) -> tuple[Turn | None, float | None]:
