@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,7 +79,7 @@ class _RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has n
         super().__init__(worker, **options)
 
     def create(self, worker: Any) -> _RelayThread:
-        return _RelayThread(_relay_of(self.source))
+        return _RelayThread(partial(_relay_of, self.source))
 
     def close(self, worker: Any) -> None:
         # Comes first of all that a shutdown does: the relay drains while the consumer ends.
@@ -88,10 +88,12 @@ class _RelayStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has n
 
 
 class _RelayThread:
-    """A relay in a thread beside the worker's consumer."""
+    """A relay in a thread beside the worker's consumer; after a restart of the relays, another one."""
 
-    def __init__(self, relay: Relay) -> None:
-        self._relay = relay
+    def __init__(self, make: Callable[[], Relay]) -> None:
+        self._make = make
+        self._relay = make()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="celery_outbox relay", daemon=True)
 
     def start(self) -> None:
@@ -99,6 +101,7 @@ class _RelayThread:
             self._thread.start()
 
     def close(self) -> None:
+        self._is_closed = True
         self._relay.stop()
 
     def stop(self) -> None:
@@ -107,7 +110,7 @@ class _RelayThread:
         self._thread.join(timeout=STOP_SECONDS + PATIENCE_SECONDS)
 
     def terminate(self) -> None:
-        self._relay.stop()
+        self.close()
         self._thread.join(timeout=PATIENCE_SECONDS)
 
     def _run(self) -> None:
@@ -115,6 +118,10 @@ class _RelayThread:
 
         try:
             self._relay.run()
+            while self._relay.is_restarted and not self._is_closed:
+                self._relay = self._make()
+                if not self._is_closed:  # asked for in between, the one before was told
+                    self._relay.run()
         except BaseException as error:
             logger.critical("The relay in the worker failed: the worker ends", exc_info=error)
             # A worker that no longer relays would look well; its supervisor starts another.
@@ -129,4 +136,5 @@ def _relay_of(outbox: RelaySource) -> Relay:
         list(outbox.databases.values()),
         {name: partial(outbox.publisher, name) for name in outbox.brokers.names},
         RelayOptions(lease=settings.retry_after, retry=settings.retry, keep=settings.keep),
+        name=settings.name,
     )

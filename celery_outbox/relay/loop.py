@@ -58,8 +58,8 @@ class Relay:
         self._options = options
         self._threads = _threads(databases, len(brokers), options)
         self._is_stopped = self._is_paused = self._is_abandoned = self._is_told = False
-        #: Whether it has ended because of its memory.
-        self.is_out_of_memory = False
+        #: Whether it has ended because of its memory, or because of a restart that was asked for.
+        self.is_out_of_memory = self.is_restarted = False
         #: How it moves.
         self.pulse = Pulse(is_finite=options.is_finite)
         self._failure: BaseException | None = None
@@ -152,6 +152,7 @@ class Relay:
         # No stop(): together with a signal it would not wait for what is under way.
         if not self._is_stopped:
             logger.info("The relay ends, for somebody has asked for a restart")
+            self.is_restarted = True
         self._is_stopped = True
         self._ring()
 

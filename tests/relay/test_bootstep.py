@@ -12,7 +12,7 @@ from kombu import Connection
 
 from celery_outbox import Outbox, Publisher, Transport
 from tests.relay.apps import make_outbox, rows, send
-from tests.relay.commands import PROJECT, Running, environment, program, run, running
+from tests.relay.commands import PROJECT, Running, environment, outbox_command, program, run, running
 from tests.waiting import wait_until
 
 BARE = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
@@ -59,6 +59,26 @@ def test_a_worker_that_relays_runs_what_is_stored_and_ends_when_told(
             process.wait_for(f"shop.add[{send(outbox)}] succeeded")
         wait_until(lambda: not rows(outbox))
         assert relays(outbox) == [process.popen.pid]
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.output
+        assert relays(outbox) == []
+
+
+def test_a_restart_of_the_relays_is_one_of_the_relay_in_a_worker_too(
+    postgresql_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    with worker(tmp_path, redis_url, postgresql_url, "--outbox-relay", *SOLO) as (process, outbox):
+        process.wait_for(f"shop.add[{send(outbox)}] succeeded")
+        database = outbox.databases["default"]
+        (before,) = [each.name for each in database.read(database.state.relays)]
+        env = environment(broker=redis_url, database=postgresql_url)
+        done = run(outbox_command("restart"), env)
+        assert done.returncode == 0, done.stderr
+        process.wait_for("asked for a restart", timeout=15)
+        process.wait_for(f"shop.add[{send(outbox)}] succeeded")
+        wait_until(lambda: relays(outbox) == [process.popen.pid])
+        (after,) = [each.name for each in database.read(database.state.relays)]
+        assert after != before
         process.send(signal.SIGTERM)
         assert process.wait() == 0, process.output
         assert relays(outbox) == []
