@@ -19,21 +19,25 @@ from tests.relay.wire import task_ids
 from tests.waiting import wait_until
 
 MakeProxy = Callable[[str, int], TcpProxy]
+Apart = tuple[TcpProxy, Outbox, Outbox]
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
-def test_a_running_relay_survives_an_outage_of_its_database(
-    server: str,
-    request: pytest.FixtureRequest,
-    open_outbox: OpenOutbox,
-    tcp_proxy: MakeProxy,
-    redis_url: str,
-) -> None:
-    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
+@pytest.fixture(params=["postgresql", "mariadb"])
+def apart(
+    request: pytest.FixtureRequest, open_outbox: OpenOutbox, tcp_proxy: MakeProxy, redis_url: str
+) -> Apart:
+    """A proxy before a database, an outbox that stores beside it, and one that relays through it."""
+    url = sa.make_url(request.getfixturevalue(f"{request.param}_url"))
     proxy = tcp_proxy(HOST, url.port or 0)
-    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
-    behind = url.set(port=proxy.port).render_as_string(hide_password=False)
-    relays = open_outbox(redis_url, behind)
+    through = url.set(port=proxy.port)
+    producer, relays = (
+        open_outbox(redis_url, each.render_as_string(hide_password=False)) for each in (url, through)
+    )
+    return proxy, producer, relays
+
+
+def test_a_running_relay_survives_an_outage_of_its_database(apart: Apart, redis_url: str) -> None:
+    proxy, producer, relays = apart
     first = send(producer)
     with relaying(relays):
         wait_until(lambda: task_ids(redis_url) == [first], 20, "the first delivery")
@@ -72,18 +76,10 @@ def test_a_database_that_goes_away_after_the_publish_gets_the_same_message_sent_
     assert task_ids(redis_url) == [stored, stored]
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 def test_what_was_published_when_the_database_went_away_is_settled_when_it_is_back(
-    server: str,
-    request: pytest.FixtureRequest,
-    open_outbox: OpenOutbox,
-    tcp_proxy: MakeProxy,
-    redis_url: str,
+    apart: Apart, redis_url: str
 ) -> None:
-    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
-    proxy = tcp_proxy(HOST, url.port or 0)
-    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
-    relays = open_outbox(redis_url, url.set(port=proxy.port).render_as_string(hide_password=False))
+    proxy, producer, relays = apart
     stored = send(producer)
     cuts = []
 
@@ -103,18 +99,10 @@ def test_what_was_published_when_the_database_went_away_is_settled_when_it_is_ba
     assert task_ids(redis_url) == [stored]
 
 
-@pytest.mark.parametrize("server", ["postgresql", "mariadb"])
 def test_a_claim_whose_commit_was_not_answered_is_put_back_when_the_database_answers(
-    server: str,
-    request: pytest.FixtureRequest,
-    open_outbox: OpenOutbox,
-    tcp_proxy: MakeProxy,
-    redis_url: str,
+    apart: Apart, redis_url: str
 ) -> None:
-    url = sa.make_url(request.getfixturevalue(f"{server}_url"))
-    proxy = tcp_proxy(HOST, url.port or 0)
-    producer = open_outbox(redis_url, url.render_as_string(hide_password=False))
-    relays = open_outbox(redis_url, url.set(port=proxy.port).render_as_string(hide_password=False))
+    proxy, producer, relays = apart
     engine, claims = relays.settings.databases["default"], list[str]()
 
     @sa.event.listens_for(engine, "before_cursor_execute")
